@@ -1,0 +1,66 @@
+"""Errors that a user can cause. Each carries the exit code of the command that met it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PEStudyError(Exception):
+    """One or two lines: file, key path, what was found, what would be accepted."""
+
+    exit_code = 1
+
+
+class UsageError(PEStudyError):
+    """A flag, an argument or an output folder that cannot be used."""
+
+    exit_code = 2
+
+
+class RecipeError(PEStudyError):
+    """A recipe that cannot be read or does not make sense."""
+
+    exit_code = 2
+
+
+class PlanError(PEStudyError):
+    """An evaluation plan that cannot be read or does not fit the model."""
+
+    exit_code = 2
+
+
+class RescaleError(PlanError):
+    """A rescale that cannot be parsed, or that the model cannot take."""
+
+
+class DataError(PEStudyError):
+    """A corpus or tokenizer that is missing, unreadable, empty or too short."""
+
+    exit_code = 3
+
+
+class CheckpointError(PEStudyError):
+    """A checkpoint that is missing, damaged, gated or of the wrong kind."""
+
+    exit_code = 4
+
+
+class NonFiniteLossError(PEStudyError):
+    """A loss or gradient norm that is NaN or infinite."""
+
+    exit_code = 5
+
+
+class Interrupted(PEStudyError):
+    """Stopped early on request; the same command resumes."""
+
+    exit_code = 75
+
+
+def did_you_mean(word: str, options: Iterable[str]) -> str:
+    """'; did you mean "rope"? (available: alibi, …)', or only the available names when none is close."""
+    names = list(options)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    hint = f'did you mean "{close[0]}"? ' if close else ""
+    return f"{hint}(available: {', '.join(names)})"
