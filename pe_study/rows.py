@@ -1,0 +1,106 @@
+"""The rows that evaluations write and reports read, and the files they lie in. No torch here.
+
+A row is long form: one document and position bin at one length. Columns and types are fixed, so that rows of
+studies made months apart can be laid together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pe_study.errors import DataError
+from pe_study.files import replacing
+
+RESULTS, RETRIEVAL = "results.parquet", "retrieval.parquet"
+
+# pandas' nullable types: a number that is unknown is null, never 0 and never a NaN that looks computed.
+_SUBJECT = {
+    "study": "string",
+    "run": "string",
+    "model": "string",
+    "encoding": "string",
+    "label": "string",
+    "seed": "Int64",
+    "rescale": "string",
+    "factor": "Float64",
+    "kernel": "string",
+    "mask_kind": "string",
+    "dtype": "string",
+}
+ROW_COLUMNS: Mapping[str, str] = {
+    **_SUBJECT,
+    "protocol": "string",
+    "stride": "Int64",
+    "train_length": "Int64",
+    "length": "Int64",
+    "corpus": "string",
+    "corpus_hash": "string",
+    "tokenizer_hash": "string",
+    "unit": "string",
+    "bos": "boolean",
+    "untrained_rows": "Int64",
+    "document": "Int64",
+    "position_lo": "Int64",
+    "position_hi": "Int64",
+    "nll_sum": "Float64",
+    "num_tokens": "Int64",
+    "num_bytes": "Int64",
+    "num_windows": "Int64",
+    "window_mean_sum": "Float64",
+    "num_skipped": "Int64",
+    "status": "string",
+}
+RETRIEVAL_COLUMNS: Mapping[str, str] = {
+    **_SUBJECT,
+    "train_length": "Int64",
+    "task": "string",
+    "length": "Int64",
+    "depth": "Float64",
+    "sample": "Int64",
+    "correct": "boolean",
+    "target_logprob": "Float64",
+    "status": "string",
+}
+
+
+def make_rows(
+    records: Sequence[Mapping[str, Any]] | pd.DataFrame, columns: Mapping[str, str] = ROW_COLUMNS
+) -> pd.DataFrame:
+    """A frame of exactly `columns` in order, typed; columns that no record has are null.
+
+    An unknown column is a mistake of the caller (AssertionError), not of the user.
+    """
+    frame = pd.DataFrame(records)
+    unknown = set(frame.columns) - set(columns)
+    assert not unknown, f"not columns of a row: {sorted(unknown)}"
+    return frame.reindex(columns=list(columns)).astype(dict(columns))
+
+
+def write_rows(frame: pd.DataFrame, folder: Path | str, name: str = RESULTS) -> Path:
+    """Write rows to `folder/name` atomically (Parquet); returns the path."""
+    columns = RETRIEVAL_COLUMNS if name == RETRIEVAL else ROW_COLUMNS
+    path = Path(folder) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as beside:
+        make_rows(frame, columns).to_parquet(beside, index=False)
+    return path
+
+
+def read_rows(folder: Path | str, name: str = RESULTS) -> pd.DataFrame:
+    """The rows that `write_rows` wrote. DataError when the file is missing or not such rows."""
+    path = Path(folder) / name
+    try:
+        frame = pd.read_parquet(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no results there; run `pe-study eval` first") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
+    columns = RETRIEVAL_COLUMNS if name == RETRIEVAL else ROW_COLUMNS
+    missing = [column for column in columns if column not in frame]
+    if missing:
+        raise DataError(f"{path}: not our results, or of another version (no column {', '.join(missing)})")
+    return make_rows(frame[list(columns)], columns)
