@@ -1,0 +1,293 @@
+"""Rescaling RoPE: a spec -> (inverse frequencies, attention factor).
+
+`none | linear:S | ntk:S | ntk-by-parts:S | dynamic[:S] | yarn:S | llama3:S | longrope:FILE`, options after
+colons (`yarn:4:beta_fast=32`). S is a number >= 1 or `auto` (declared length / original length, never below 1).
+What transformers computes, it computes; ntk, ntk-by-parts and longrope's file are ours. Torch is imported
+only where frequencies are built, so that plans and reports can parse a spec without it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pe_study.errors import RescaleError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_OPTIONS: dict[str, dict[str, type]] = {
+    "none": {},
+    "linear": {},
+    "ntk": {},
+    "ntk-by-parts": {"beta_fast": float, "beta_slow": float},
+    "dynamic": {},
+    "yarn": {
+        "beta_fast": float,
+        "beta_slow": float,
+        "attention_factor": float,
+        "mscale": float,
+        "mscale_all_dim": float,
+        "truncate": bool,
+    },
+    "llama3": {"low_freq_factor": float, "high_freq_factor": float},
+    "longrope": {"attention_factor": float},
+}
+KINDS = tuple(_OPTIONS)
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """A parsed spec. `factor` is a number, "auto", or None where the kind has none; `file` is longrope's."""
+
+    kind: str
+    factor: float | str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    file: str | None = None
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies are another for another declared length."""
+        return self.kind in ("dynamic", "longrope") or self.factor == "auto"
+
+    def resolved_factor(self, original_length: int, length: int) -> float:
+        """S as a number, for a declared length; 1.0 for `none`."""
+        if self.factor == "auto":
+            return max(1.0, length / original_length)
+        return 1.0 if self.factor is None else float(self.factor)
+
+    @property
+    def label(self) -> str:
+        """The spec in its canonical spelling; parses to an equal Rescale."""
+        parts = [self.kind]
+        if self.file is not None:
+            parts.append(self.file)
+        if self.factor is not None:
+            parts.append(self.factor if isinstance(self.factor, str) else f"{self.factor:g}")
+        parts += [f"{key}={_spell(value)}" for key, value in self.options]
+        return ":".join(parts)
+
+
+def _spell(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+
+def parse(spec: str | Rescale) -> Rescale:
+    """A spec such as `yarn:4:beta_fast=16`; RescaleError says what is wrong with it."""
+    if isinstance(spec, Rescale):
+        return spec
+    kind, *parts = str(spec).strip().split(":")
+    if kind not in _OPTIONS:
+        raise RescaleError(f"rescale {spec!r}: unknown kind {kind!r}; {did_you_mean(kind, KINDS)}")
+    positional = [part for part in parts if "=" not in part]
+    if parts[: len(positional)] != positional:
+        raise RescaleError(f"rescale {spec!r}: the factor comes first, options after it")
+    options = tuple(_option(spec, kind, part) for part in parts[len(positional) :])
+    if len(dict(options)) < len(options):
+        raise RescaleError(f"rescale {spec!r}: an option is given twice")
+    if kind == "longrope":
+        if len(positional) != 1 or not positional[0]:
+            raise RescaleError(f"rescale {spec!r}: longrope takes one JSON file of factors, longrope:FILE")
+        return Rescale(kind, None, options, positional[0])
+    return Rescale(kind, _factor(spec, kind, positional), options)
+
+
+def _factor(spec: str, kind: str, positional: list[str]) -> float | str | None:
+    if kind == "none" or (kind == "dynamic" and not positional):
+        if positional:
+            raise RescaleError(f"rescale {spec!r}: none takes no factor")
+        return None if kind == "none" else 1.0
+    if len(positional) != 1:
+        raise RescaleError(f"rescale {spec!r}: write {kind}:S with one number S >= 1, or {kind}:auto")
+    if positional[0] == "auto":
+        return "auto"
+    factor = _number(spec, "factor", positional[0])
+    if factor < 1:
+        raise RescaleError(f"rescale {spec!r}: the factor must be >= 1, found {positional[0]}")
+    return factor
+
+
+def _option(spec: str, kind: str, part: str) -> tuple[str, Any]:
+    key, _, text = part.partition("=")
+    known = _OPTIONS[kind]
+    if key not in known:
+        hint = did_you_mean(key, known) if known else f"{kind} takes no options"
+        raise RescaleError(f"rescale {spec!r}: unknown option {key!r}; {hint}")
+    if known[key] is bool:
+        if text not in ("true", "false"):
+            raise RescaleError(f"rescale {spec!r}: {key} must be true or false, found {text!r}")
+        return key, text == "true"
+    value = _number(spec, key, text)
+    if value < 0 or (value == 0 and not key.startswith("mscale")):  # mscale 0 means: not given
+        raise RescaleError(f"rescale {spec!r}: {key} must be positive, found {text}")
+    return key, value
+
+
+def _number(spec: str, key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise RescaleError(f"rescale {spec!r}: {key} must be a finite number, found {text!r}")
+    return value
+
+
+def depends_on_length(spec: str | Rescale) -> bool:
+    """Whether the frequencies are another for another declared length."""
+    return parse(spec).depends_on_length
+
+
+def frequencies(
+    spec: str | Rescale, *, rotary_dim: int, base: float, original_length: int, length: int
+) -> tuple[Tensor, float]:
+    """Inverse frequencies (rotary_dim / 2,) in float32 on the CPU, and the factor on cosine and sine.
+
+    `length` is the declared length in tokens, `original_length` the one that training saw. S = 1 gives the
+    unscaled frequencies bit for bit. Sources: linear Chen 2023 (2306.15595); ntk and dynamic bloc97, emozilla
+    2023; ntk-by-parts and yarn Peng 2023 (2309.00071), sections 3.2 and 3.4; llama3 Meta 2024; longrope Ding
+    2024 (2402.13753).
+    """
+    import torch
+
+    rescale = parse(spec)
+    with torch.device("cpu"):
+        return _build(rescale, rotary_dim, float(base), original_length, length)
+
+
+def _build(
+    rescale: Rescale, rotary_dim: int, base: float, original_length: int, length: int
+) -> tuple[Tensor, float]:
+    factor = rescale.resolved_factor(original_length, length)
+    options = dict(rescale.options)
+    if rescale.kind == "longrope":
+        return _longrope(rescale, rotary_dim, base, original_length, length)
+    if rescale.kind == "none" or (factor == 1.0 and rescale.kind != "dynamic"):
+        return unscaled(rotary_dim, base), float(options.get("attention_factor", 1.0))
+    if rescale.kind == "dynamic" and length <= original_length:
+        return unscaled(rotary_dim, base), 1.0
+    if rescale.kind == "ntk":
+        return unscaled(rotary_dim, ntk_base(base, factor, rotary_dim)), 1.0
+    if rescale.kind == "ntk-by-parts":
+        return _ntk_by_parts(rotary_dim, base, factor, original_length, options), 1.0
+    parameters = {"rope_type": rescale.kind, "factor": factor, **_defaults(rescale.kind), **options}
+    return _from_transformers(parameters, rotary_dim, base, original_length, length)
+
+
+def unscaled(rotary_dim: int, base: float) -> Tensor:
+    """theta_i = base^(-2i / rotary_dim), computed in float32 as transformers does."""
+    import torch
+
+    return 1.0 / (base ** (torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim))
+
+
+def ntk_base(base: float, factor: float, rotary_dim: int) -> float:
+    """b' = b * S^(d / (d - 2)): the lowest frequency is divided by S, the highest is kept."""
+    if rotary_dim <= 2:
+        raise RescaleError(f"ntk needs a rotary width above 2, found {rotary_dim}")
+    return base * factor ** (rotary_dim / (rotary_dim - 2))
+
+
+def _defaults(kind: str) -> dict[str, Any]:
+    return {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+
+
+def _from_transformers(
+    parameters: dict[str, Any], rotary_dim: int, base: float, original_length: int, length: int
+) -> tuple[Tensor, float]:
+    """What ROPE_INIT_FUNCTIONS computes for one head of `rotary_dim` dimensions."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if rotary_dim <= 2 and parameters["rope_type"] == "dynamic":
+        raise RescaleError(f"dynamic needs a rotary width above 2, found {rotary_dim}")
+    anchored = parameters["rope_type"] in ("yarn", "llama3")
+    original = {"original_max_position_embeddings": original_length} if anchored else {}
+    config = LlamaConfig(
+        hidden_size=rotary_dim,
+        num_attention_heads=1,
+        head_dim=rotary_dim,
+        # `dynamic` reads the original length here, the anchored types only compare it with the factor
+        max_position_embeddings=math.ceil(original_length * parameters["factor"])
+        if anchored
+        else original_length,
+        rope_parameters={"rope_theta": base, **original, **parameters},
+    )
+    inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, "cpu", seq_len=length)
+    return inv_freq, float(attention_factor)
+
+
+def _ntk_by_parts(
+    rotary_dim: int, base: float, factor: float, original_length: int, options: dict[str, Any]
+) -> Tensor:
+    """theta' = (1 - gamma) theta / S + gamma theta, gamma a ramp in the turns r = L0 theta / 2 pi (YaRN, eq. 18-19)."""
+    import torch
+
+    beta_fast, beta_slow = options.get("beta_fast", 32.0), options.get("beta_slow", 1.0)
+    if beta_fast <= beta_slow:
+        raise RescaleError(f"ntk-by-parts needs beta_fast > beta_slow, found {beta_fast:g} and {beta_slow:g}")
+    theta = base ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
+    turns = original_length * theta / (2 * math.pi)
+    gamma = ((turns - beta_slow) / (beta_fast - beta_slow)).clamp(0, 1)
+    return ((1 - gamma) * theta / factor + gamma * theta).float()
+
+
+def _longrope(
+    rescale: Rescale, rotary_dim: int, base: float, original_length: int, length: int
+) -> tuple[Tensor, float]:
+    """The short factors up to the original length, the long ones past it; sqrt(1 + ln s / ln L0) on both."""
+    import torch
+
+    assert rescale.file is not None
+    content = read_longrope(rescale.file)
+    original = int(content.get("original_max_position_embeddings", original_length))
+    name = "long_factor" if length > original else "short_factor"
+    if len(content[name]) != rotary_dim // 2:
+        raise RescaleError(
+            f"{rescale.file}: {name} has {len(content[name])} factors, this model rotates {rotary_dim // 2} pairs"
+        )
+    factors = torch.tensor(content[name], dtype=torch.float32)
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
+    scale = float(content.get("factor", max(1.0, length / original)))
+    computed = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+    chosen = dict(rescale.options).get("attention_factor", content.get("attention_factor", computed))
+    return 1.0 / (factors * base**exponents), float(chosen)
+
+
+@lru_cache(maxsize=16)
+def read_longrope(file: str) -> dict[str, Any]:
+    """A JSON object with `short_factor` and `long_factor`; may state `factor`, `attention_factor` and
+    `original_max_position_embeddings`. RescaleError where it does not."""
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RescaleError(f"{file}: cannot read longrope factors: {error}") from None
+    for name in ("short_factor", "long_factor"):
+        values = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(values, list) or not all(_is_positive(value) for value in values):
+            raise RescaleError(f"{file}: {name} must be a list of positive numbers, one a rotated pair")
+    return content
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def pair_counts(
+    spec: str | Rescale, *, rotary_dim: int, base: float, original_length: int, length: int
+) -> dict[str, int]:
+    """How many frequency pairs are kept, blended, or interpolated (divided by the whole S)."""
+    rescale = parse(spec)
+    theta = unscaled(rotary_dim, base).double()
+    scaled, _ = frequencies(
+        rescale, rotary_dim=rotary_dim, base=base, original_length=original_length, length=length
+    )
+    ratio = theta / scaled.double()
+    factor = rescale.resolved_factor(original_length, length)
+    kept = int((ratio < 1 + 1e-5).sum())
+    interpolated = int((ratio > factor * (1 - 1e-5)).sum()) if factor > 1 else 0
+    return {"kept": kept, "blended": rotary_dim // 2 - kept - interpolated, "interpolated": interpolated}
