@@ -1,0 +1,45 @@
+# make demo    train, evaluate and report the small study on the embedded corpus: reports/demo/index.html
+# make test    the test suite (make test-slow adds the tests that take minutes)
+# make check   lint, formatting, types
+# make format  apply the formatter and the safe lint fixes
+#
+# Each target sets up .venv by itself. Another interpreter: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+VENV ?= .venv
+RUN := $(VENV)/bin
+INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-slow check format
+.DEFAULT_GOAL := demo
+
+demo: $(VENV)/.installed
+	@$(RUN)/pe-study run recipes/demo.yaml
+
+test: $(VENV)/.installed-test
+	@$(RUN)/python -m pytest
+
+test-slow: $(VENV)/.installed-test
+	@$(RUN)/python -m pytest -m "slow or not slow"
+
+check: $(VENV)/.installed-test
+	@$(RUN)/ruff check .
+	@$(RUN)/ruff format --check .
+	@$(RUN)/mypy
+
+format: $(VENV)/.installed-test
+	@$(RUN)/ruff check --fix-only .
+	@$(RUN)/ruff format .
+
+$(RUN)/python:
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(RUN)/python
+	@echo "Installing pe_study into $(VENV) (once, a few minutes)" >&2
+	@$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(RUN)/python
+	@echo "Installing pe_study and its test tools into $(VENV) (once, a few minutes)" >&2
+	@$(INSTALL) -e '.[test]'
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,224 @@
+"""The commands: parse, call, print. Everything heavy is imported inside the command that needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pe_study import __version__, flags, listing, shipped, terminal
+from pe_study.errors import Interrupted, PEStudyError
+
+app = typer.Typer(
+    name=terminal.PROGRAM,
+    help="Trained at length L, what happens past L? Train small decoders that differ only in their position "
+    "encoding, evaluate them and any Hugging Face checkpoint beyond the training length, report the answer.",
+    epilog="A first look, no GPU and no network: pe-study run recipes/demo.yaml",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RecipePath = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe, for example recipes/demo.yaml")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="override a key of the recipe: train.lr=3e-4", show_default=False
+    ),
+]
+Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="where the runs lie")]
+Only = Annotated[
+    str | None,
+    typer.Option(
+        "--only", metavar="KEY=VALUE,…", help="pick runs by encoding, label, seed", show_default=False
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show the work and its cost, do nothing")]
+
+
+def _output(what: str) -> Any:
+    return typer.Option("--output", metavar="DIR", help=what, show_default=False)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+    if version:
+        terminal.say(f"{terminal.PROGRAM} {__version__}")
+
+
+@app.command(epilog="Example: pe-study train recipes/demo.yaml train.steps=100 --only encoding=rope,seed=0")
+def train(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    only: Only = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Train every encoding and seed of a recipe; finished runs are skipped.
+
+    Several processes: accelerate launch -m pe_study train RECIPE
+    """
+    _train(recipe, overrides or [], runs, flags.only(only), dry_run)
+
+
+def _train(path: str, overrides: list[str], runs: Path, only: dict[str, str], dry_run: bool) -> Path:
+    from pe_study import recipe as recipes
+
+    loaded = recipes.load(shipped.find(path), overrides)
+    if dry_run:
+        from pe_study.costs import describe
+
+        terminal.say(describe(loaded, runs, only))
+    else:
+        from pe_study.train import train_study
+
+        train_study(loaded, runs, only, progress=terminal.shows_progress())
+    return runs / loaded.name
+
+
+@app.command("eval", epilog="Example: pe-study eval runs/demo --lengths 1x,2x,4x --rescale none,yarn:auto")
+@flags.with_plan_flags
+def evaluate(
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="TARGET...", help="a run, a study, a Hugging Face id or folder, a GGUF"),
+    ],
+    plan: Annotated[
+        str | None, typer.Option("--plan", metavar="PLAN", help="a plan, for example evals/length.yaml")
+    ] = None,
+    runs: Runs = Path("runs"),
+    output: Annotated[Path | None, _output("where results go")] = None,
+    only: Only = None,
+    dry_run: DryRun = False,
+    **plan_flags: str | None,
+) -> None:
+    """Evaluate runs, studies and checkpoints at the lengths and rescales of a plan.
+
+    Without --plan a study uses the plan of its recipe. The flags below change single keys of the plan.
+    """
+    names, overrides = flags.split_overrides(targets)
+    overrides += flags.plan_overrides(plan_flags)
+    _evaluate(names, plan, overrides, runs, output, flags.only(only), dry_run)
+
+
+def _evaluate(
+    targets: Sequence[str],
+    plan_path: str | None,
+    overrides: Sequence[str],
+    runs: Path,
+    output: Path | None,
+    only: dict[str, str],
+    dry_run: bool = False,
+) -> None:
+    """Every target, whatever happens to the others; then the first failure is raised."""
+    from pe_study.evaluators import study
+    from pe_study.plan import load_plan
+
+    failures: list[PEStudyError] = []
+    for target in targets:
+        try:
+            source = shipped.find(plan_path) if plan_path else study.default_plan(target, runs)
+            plan = load_plan(source, overrides)
+            terminal.say(str(study.evaluate(target, plan, runs_root=runs, output=output, only=only)))
+        except PEStudyError as error:
+            failures.append(error)
+            if len(targets) > 1:
+                terminal.complain(f"{target}: {error}")
+    if failures and len(targets) > 1:
+        raise type(failures[0])(f"{len(failures)} of {len(targets)} targets failed")
+    if failures:
+        raise failures[0]
+
+
+@app.command(epilog="Example: pe-study report runs/demo --output reports/demo")
+def report(
+    studies: Annotated[
+        list[str], typer.Argument(metavar="STUDY...", help="evaluated studies: runs/demo, or demo")
+    ],
+    runs: Runs = Path("runs"),
+    output: Annotated[Path | None, _output("where the page goes [default: reports/NAME]")] = None,
+    view: Annotated[
+        str | None, typer.Option("--view", metavar="FILE", help="what to show, a reports/*.yaml")
+    ] = None,
+    title: Annotated[str | None, typer.Option("--title", help="title of the page")] = None,
+) -> None:
+    """Write the page of a study (index.html, report.md, figures, tables) and print its path."""
+    _report(studies, runs, output, view=shipped.find(view) if view else None, title=title)
+
+
+def _report(studies: Sequence[str | Path], runs: Path, output: Path | None, **options: Any) -> None:
+    from pe_study.report import build
+
+    folders = [path if (path := Path(name)).exists() else runs / name for name in studies]
+    terminal.say(str(build(folders, output, **options)))
+
+
+@app.command(epilog="Example: pe-study run recipes/demo.yaml")
+def run(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    runs: Runs = Path("runs"),
+    output: Annotated[Path | None, _output("where the page goes [default: reports/NAME]")] = None,
+    only: Only = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Train, evaluate and report a recipe; what is finished is not done again."""
+    picked = flags.only(only)
+    study = _train(recipe, overrides or [], runs, picked, dry_run)
+    if not dry_run:
+        _evaluate([str(study)], None, [], runs, None, picked)
+        _report([study], runs, output)
+
+
+@app.command(epilog="Example: pe-study validate recipes/*.yaml evals/*.yaml")
+def validate(
+    paths: Annotated[list[str], typer.Argument(metavar="FILE...", help="recipes and plans")],
+) -> None:
+    """Check recipes and plans without running them; key=value overrides apply to each recipe."""
+    names, overrides = flags.split_overrides(paths)
+    for name in names:
+        terminal.say(listing.validated(shipped.find(name), overrides))
+
+
+@app.command("ls", epilog="Example: pe-study ls encodings rescales")
+def ls(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WHAT]...", help=f"{', '.join(listing.KINDS)}, or a recipe", show_default=False
+        ),
+    ] = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """List what there is to choose from, the runs and how far they are, or what a recipe costs."""
+    for number, name in enumerate(what or listing.KINDS):
+        if number:
+            terminal.say()
+        terminal.say(listing.listed(name, runs))
+
+
+def _command(argv: Sequence[str] | None) -> int:
+    try:
+        code = app(argv, prog_name=terminal.PROGRAM, standalone_mode=False)
+    except typer.TyperException as error:
+        terminal.complain(error.format_message())
+        return error.exit_code
+    if code == 130:  # typer's reading of Ctrl-C
+        raise Interrupted(terminal.STOPPED)
+    return code or 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if not terminal.shows_progress():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    return terminal.guarded(_command, sys.argv[1:] if argv is None else argv)

@@ -1,0 +1,97 @@
+"""Words of the command line as overrides: `--only`, `key=value`, and a flag for every key of a plan."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from pe_study.errors import UsageError, did_you_mean
+from pe_study.plan import Plan
+
+ONLY_KEYS = ("encoding", "label", "seed")
+_OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
+_PLAIN = re.compile(r"[\w.+-]+")
+_SINGULAR = {"rescales": "rescale", "protocols": "protocol"}
+
+
+def only(text: str | None) -> dict[str, str]:
+    """`encoding=rope,seed=0` -> {"encoding": "rope", "seed": "0"}; UsageError names what may be picked by."""
+    picked: dict[str, str] = {}
+    for item in (text or "").split(",") if text else []:
+        key, sign, value = item.partition("=")
+        if not sign or not value.strip():
+            raise UsageError(f'--only: "{item}" is not key=value, for example encoding=rope,seed=0')
+        if key.strip() not in ONLY_KEYS:
+            raise UsageError(f'--only: unknown key "{key.strip()}"; {did_you_mean(key.strip(), ONLY_KEYS)}')
+        picked[key.strip()] = value.strip()
+    return picked
+
+
+def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(targets, overrides): an override is a word that starts with `key=`."""
+    overrides = [word for word in words if _OVERRIDE.match(word)]
+    return [word for word in words if word not in overrides], overrides
+
+
+def plan_overrides(flags: Mapping[str, str | None]) -> list[str]:
+    """The given flags of `eval` as `key=YAML` overrides: `--lengths 1x,2k` -> `lengths=[1x, 2k]`."""
+    return [f"{key}={_yaml(key, text)}" for key, text in flags.items() if text is not None]
+
+
+def _yaml(key: str, text: str) -> str:
+    if not _is_list(key):
+        return text
+    items = [item.strip() for item in text.split(",")]
+    return f"[{', '.join(_protocol(item) if key == 'protocols' else _scalar(item) for item in items)}]"
+
+
+def _protocol(text: str) -> str:
+    """`sliding:stride=256` -> `{name: sliding, stride: 256}`; a bare name stays one."""
+    name, *options = text.split(":")
+    pairs = (option.partition("=") for option in options)
+    settings = "".join(f", {key}: {_scalar(value)}" for key, _, value in pairs)
+    return f"{{name: {_scalar(name)}{settings}}}" if options else _scalar(name)
+
+
+def _scalar(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+def _is_list(key: str) -> bool:
+    return typing.get_origin(Plan.model_fields[key].annotation) in (tuple, list)
+
+
+def with_plan_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """`command(..., **flags)` as a typer command with one option for every field of Plan."""
+    signature = inspect.signature(command, eval_str=True)
+    fixed = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
+    flags = [
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(key))
+        for key in Plan.model_fields
+    ]
+
+    def run(**values: Any) -> None:
+        command(**values)
+
+    run.__doc__ = command.__doc__
+    run.__signature__ = signature.replace(parameters=[*fixed, *flags])  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    return run
+
+
+def _option(key: str) -> Any:
+    names = [f"--{name.replace('_', '-')}" for name in (_SINGULAR.get(key, key), key)]
+    info = typer.Option(
+        *dict.fromkeys(names),
+        metavar="A,B,…" if _is_list(key) else "VALUE",
+        help=Plan.model_fields[key].description,
+        rich_help_panel="Plan",
+        show_default=False,
+    )
+    return Annotated[str | None, info]

@@ -1,0 +1,99 @@
+"""What `pe-study ls` and `pe-study validate` print: choices, runs, checked files. No torch here."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from pe_study import encodings, plan, recipe, rope_scaling, runs, shipped, yaml_strict
+from pe_study.errors import UsageError, did_you_mean
+
+KERNELS = {
+    "auto": "the best for the device, encoding and mask; logged and written into every row",
+    "eager": "the definition, one dense matrix: the oracle of the others",
+    "sdpa": "torch's scaled_dot_product_attention; biases as strided views, in chunks of queries",
+    "flex": "FlexAttention, CUDA",
+    "flash": "FlashAttention through SDPA, CUDA; ALiBi where flash-attn is installed",
+}
+CORPORA = {
+    "stdlib": "source of this Python's standard library, one document a file; needs no network",
+    "FILE, FOLDER": "text, JSONL or Parquet; data.text_field names the field",
+    "HUB/ID": "a Hugging Face dataset, also a local dataset folder",
+}
+TOKENIZERS = {
+    "byte": "UTF-8 bytes and an end-of-text symbol; needs no files",
+    "bpe:N": "N symbols trained on the corpus, kept in the cache",
+    "HUB/ID, FOLDER": "any Hugging Face tokenizer",
+}
+
+
+def _encodings(root: Path) -> Iterable[tuple[str, str]]:
+    folder = Path(encodings.__file__).parent
+    return [(name, _first_line(folder / f"{name}.py")) for name in encodings.available()]
+
+
+def _first_line(module: Path) -> str:
+    text = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
+    return text.split("\n", 1)[0]
+
+
+def _runs(root: Path) -> Iterable[tuple[str, str]]:
+    states = runs.list_runs(root)
+    return [(f"{state.study}/{state.run_id}", _progress(state)) for state in states] or [
+        (str(root), "no runs yet; pe-study train RECIPE makes some")
+    ]
+
+
+def _progress(state: runs.RunState) -> str:
+    loss = "" if state.loss is None else f", loss {state.loss:.3f}"
+    return f"{state.status:8} step {state.step} of {state.steps}{loss}"
+
+
+def _shipped(folder: str) -> Callable[[Path], Iterable[tuple[str, str]]]:
+    return lambda root: [(name, _comment(shipped.find(name))) for name in shipped.names(folder)]
+
+
+def _comment(path: Path) -> str:
+    """The first comment line of a YAML file: what it is for."""
+    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.lstrip("# ") if first.startswith("#") else ""
+
+
+KINDS: dict[str, Callable[[Path], Iterable[tuple[str, str]]]] = {
+    "encodings": _encodings,
+    "rescales": lambda root: rope_scaling.KINDS.items(),
+    "protocols": lambda root: plan.PROTOCOLS.items(),
+    "kernels": lambda root: KERNELS.items(),
+    "corpora": lambda root: CORPORA.items(),
+    "tokenizers": lambda root: TOKENIZERS.items(),
+    "recipes": _shipped("recipes"),
+    "plans": _shipped("evals"),
+    "runs": _runs,
+}
+
+
+def listed(kind: str, root: Path) -> str:
+    """One kind of thing as a titled table of two columns; UsageError for a kind that is none."""
+    if kind not in KINDS:
+        raise UsageError(
+            f'ls: nothing to list by the name "{kind}"; {did_you_mean(kind, KINDS)}'
+        )
+    rows = list(KINDS[kind](root))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([kind, *(f"  {name:{width}}  {text}".rstrip() for name, text in rows)])
+
+
+def validated(path: Path, overrides: Sequence[str]) -> str:
+    """One line on a recipe or plan that is right; RecipeError or PlanError for one that is not."""
+    if is_recipe(path):
+        loaded = recipe.load(path, overrides)
+        return f"{path}: recipe {loaded.name}, {len(loaded.runs())} runs, hash {loaded.hash[:12]}"
+    checked = plan.load_plan(path, ())
+    return f"{path}: plan {checked.name}, {len(checked.lengths)} lengths"
+
+
+def is_recipe(path: Path) -> bool:
+    """Whether a file claims to be a recipe: it trains something, where a plan only evaluates."""
+    content = yaml_strict.read_mapping(path).value
+    return bool({"model", "train", "encodings", "include"} & set(content))

@@ -1,0 +1,104 @@
+"""How a command meets the terminal: UTF-8 streams, one-line errors and warnings, exit codes, a quiet pipe."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+from pe_study.errors import Interrupted, PEStudyError, UsageError
+
+PROGRAM = "pe-study"
+DEBUG = "PE_STUDY_DEBUG"
+STOPPED = "stopped; the same command continues with what is unfinished"
+OUTPUT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
+
+
+def is_main_process() -> bool:
+    """Whether this is the process that speaks: the only one, or rank 0 under `accelerate launch`."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def shows_progress() -> bool:
+    """Progress is for a person who watches: a terminal on stderr, rank 0."""
+    return is_main_process() and sys.stderr.isatty()
+
+
+def say(line: str = "") -> None:
+    """A line of a command's result on stdout, from rank 0 alone."""
+    if is_main_process():
+        print(line, flush=True)
+
+
+def complain(message: str) -> None:
+    """An error on stderr, from one process of each machine, so that a fault of one machine is seen."""
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        print(f"{PROGRAM}: {message}", file=sys.stderr, flush=True)
+
+
+def guarded(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None) -> int:
+    """Run `command(argv)` and return its exit code; whatever goes wrong becomes a line or two on stderr."""
+    _prepare_streams()
+    try:
+        code = command(argv)
+        sys.stdout.flush()
+    except PEStudyError as error:
+        complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        complain(STOPPED)
+        return Interrupted.exit_code
+    except BrokenPipeError:
+        _discard(sys.stdout)
+        return 0
+    except OSError as error:
+        return _os_error(error)
+    except Exception as error:
+        return _our_fault(error)
+    return code
+
+
+def _os_error(error: OSError) -> int:
+    if error.errno not in OUTPUT_ERRNOS:
+        return _our_fault(error)
+    where = f"{error.filename}: " if error.filename else ""
+    complain(f"{where}cannot be written ({error.strerror}); what was finished before is kept")
+    return UsageError.exit_code
+
+
+def _our_fault(error: Exception) -> int:
+    """What no check foresaw: one line for the reader, the traceback for whoever asks for it."""
+    if os.environ.get(DEBUG):
+        traceback.print_exception(error)
+    text = " ".join(str(error).split())
+    complain(f"unexpected {type(error).__name__}: {text[:300]}")
+    complain(f"this is a fault of {PROGRAM}; {DEBUG}=1 shows where, please report it")
+    return 1
+
+
+def _prepare_streams() -> None:
+    """UTF-8 in any locale; a warning is one line without source code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    warnings.showwarning = _show_warning
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    complain(f"warning: {message}")
+
+
+def _discard(stream: TextIO) -> None:
+    """Nobody reads any more (`| head`): let the flush at exit go nowhere instead of failing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,0 +1,28 @@
+"""What every test runs under: one thread, no network, a cache of its own, deterministic property tests."""
+
+import os
+
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+os.environ |= {"MPLBACKEND": "Agg", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tokenized corpora and trained tokenizers of the tests never touch the user's cache."""
+    os.environ.setdefault("PE_STUDY_CACHE", str(tmp_path_factory.mktemp("cache")))
+    os.environ["MPLCONFIGDIR"] = str(tmp_path_factory.mktemp("matplotlib"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Small tensors are slower on many threads, and sums differ between thread counts."""
+    import torch
+
+    torch.set_num_threads(1)
