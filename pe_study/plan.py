@@ -1,0 +1,207 @@
+"""Evaluation plans: which lengths, protocols and rescales are measured, on which text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_serializer, model_validator
+from pydantic_core import PydanticCustomError
+
+from pe_study import overlays, schema
+from pe_study.errors import PEStudyError, PlanError
+from pe_study.schema import Accepts, Section, parse_length, problem
+from pe_study.yaml_strict import Document, Place
+
+PROTOCOLS = {
+    "nonoverlapping": "consecutive windows of L inputs; every target once, with 1 to L inputs before it",
+    "sliding": "windows in steps of `stride`; only new targets, each with more than L - stride inputs",
+    "prefix": "the first L inputs of each document and nothing else (YaRN's tables)",
+    "exact-context": "`num_targets` drawn targets, each alone with exactly L inputs before it",
+    "fixed-target": "`anchors` blocks of the same `num_targets` targets at every L (Kazemnejad et al. 2023)",
+}
+_REQUIRED = object()
+_PROTOCOL_OPTIONS: dict[str, dict[str, Any]] = {
+    "nonoverlapping": {},
+    "sliding": {"stride": _REQUIRED},
+    "prefix": {},
+    "exact-context": {"num_targets": 64},
+    "fixed-target": {"num_targets": 200, "anchors": 1},
+}
+
+
+class ProtocolSpec(Section):
+    """One protocol and its own options; those of other protocols stay None."""
+
+    name: Annotated[str, schema.choice(*PROTOCOLS)] = Field(description="which targets, with which inputs")
+    stride: Annotated[int | str | None, schema.optional(schema.length())] = Field(
+        None, description="sliding: step between windows"
+    )
+    num_targets: Annotated[int | None, schema.optional(schema.whole(1))] = Field(
+        None, description="exact-context, fixed-target: targets a document or block"
+    )
+    anchors: Annotated[int | None, schema.optional(schema.whole(1))] = Field(
+        None, description="fixed-target: blocks of targets a document"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, value: Any) -> Any:
+        """A bare name is a mapping; options that were left out get the protocol's defaults."""
+        given = {"name": value} if isinstance(value, str) else value
+        if not isinstance(given, Mapping) or given.get("name") not in PROTOCOLS:
+            return given
+        name, options = given["name"], _PROTOCOL_OPTIONS[given["name"]]
+        for key in given:
+            if key in cls.model_fields and key not in ("name", *options) and given[key] is not None:
+                owners = [owner for owner, theirs in _PROTOCOL_OPTIONS.items() if key in theirs]
+                raise problem(f"found {key}, which {name} does not take; {' and '.join(owners)} do")
+        for key, default in options.items():
+            if default is _REQUIRED and given.get(key) is None:
+                raise problem(f"{name} needs a {key}; accepted: such as {{name: {name}, {key}: 256}}")
+        defaults = {key: value for key, value in options.items() if value is not _REQUIRED}
+        return defaults | {key: value for key, value in given.items() if value is not None}
+
+    def resolve(self, shortest: int, train_length: int | None) -> ProtocolSpec:
+        """With the stride in tokens; PlanError where an option does not fit the shortest length."""
+        try:
+            stride = None if self.stride is None else parse_length(self.stride, train_length)
+        except ValueError as refusal:
+            raise PlanError(f"protocols: {self.name}: stride: {refusal}") from None
+        if stride is not None and stride > shortest:
+            raise PlanError(
+                f"protocols: {self.name}: found stride {stride}; "
+                f"accepted: at most {shortest}, the shortest length"
+            )
+        if self.name == "fixed-target" and (self.num_targets or 0) >= shortest:
+            raise PlanError(
+                f"protocols: {self.name}: found num_targets {self.num_targets}; "
+                f"accepted: fewer than {shortest}, the shortest length"
+            )
+        return self.model_copy(update={"stride": stride})
+
+    @model_serializer
+    def _serialize(self) -> Any:
+        options = {key: getattr(self, key) for key in _PROTOCOL_OPTIONS[self.name]}
+        return {"name": self.name, **options} if options else self.name
+
+
+def _rescale(value: Any) -> str:
+    from pe_study import rope_scaling
+
+    if not isinstance(value, str):
+        raise ValueError
+    try:
+        rope_scaling.parse(value)
+    except PEStudyError as refusal:
+        raise ValueError(str(refusal)) from None
+    return value
+
+
+RESCALE = Accepts('a rescale such as none, "linear:4" or "yarn:auto"', _rescale)
+
+
+class Plan(Section):
+    """What is measured. Lengths and strides may be multiples of the training length until `resolve`."""
+
+    name: Annotated[str, schema.file_name("a name")] = Field(
+        "default", description="names the folder of the results"
+    )
+    lengths: tuple[Annotated[int | str, schema.length()], ...] = Field(
+        ("1x", "1.25x", "1.5x", "2x", "3x", "4x", "6x", "8x", "16x"),
+        min_length=1,
+        description="window lengths, ascending: 512, 2k, 4x",
+    )
+    protocols: tuple[ProtocolSpec, ...] = Field(
+        (ProtocolSpec(name="nonoverlapping"),), min_length=1, description="protocols, by name or with options"
+    )
+    rescales: tuple[Annotated[str, RESCALE], ...] = Field(
+        ("none",), min_length=1, description="RoPE rescales; models without RoPE run none only"
+    )
+    corpus: Annotated[str | None, schema.optional(schema.text("a corpus"))] = Field(
+        None, description="text to measure on; null: the validation documents"
+    )
+    text_field: Annotated[str, schema.text()] = Field(
+        "text", description="column or JSON key that holds the text"
+    )
+    unit: Annotated[str, schema.choice("document", "stream")] = Field(
+        "document", description="whole documents, or the split joined into one stream"
+    )
+    num_documents: Annotated[int | None, schema.optional(schema.whole(1))] = Field(
+        24, description="how many documents; null: all that are long enough"
+    )
+    bos: Annotated[bool | str, schema.either(schema.flag(), "auto")] = Field(
+        "auto", description="begin each window with BOS; auto: as in training"
+    )
+    aggregation: Annotated[str, schema.choice("token", "yarn")] = Field(
+        "token", description="mean over targets, or of window means as YaRN does"
+    )
+    batch_tokens: Annotated[int, schema.whole(1, tokens=True)] = Field(
+        16384, description="tokens in one forward pass, at most"
+    )
+    truncation: Annotated[bool, schema.flag()] = Field(
+        True, description="also score the same targets with training-length context"
+    )
+
+    @field_validator("lengths", mode="after")
+    @classmethod
+    def _ascending(cls, lengths: tuple[int | str, ...]) -> tuple[int | str, ...]:
+        for kind in (int, str):  # the two can only be compared once the training length is known
+            same = [length for length in lengths if isinstance(length, kind)]
+            _check_ascending([parse_length(length, 1_000_000) for length in same], same)
+        return lengths
+
+    @field_validator("protocols", "rescales", mode="after")
+    @classmethod
+    def _distinct(cls, entries: tuple[Any, ...]) -> tuple[Any, ...]:
+        names = [f"{e.name} (stride {e.stride})" if isinstance(e, ProtocolSpec) else e for e in entries]
+        for position, name in enumerate(names):
+            if name in names[:position]:
+                raise problem(f"found {name} twice; accepted: each once")
+        return entries
+
+    def resolve_lengths(self, train_length: int | None) -> tuple[int, ...]:
+        """The lengths in tokens, ascending. PlanError where two coincide or one needs a training length."""
+        try:
+            lengths = tuple(parse_length(length, train_length) for length in self.lengths)
+            _check_ascending(lengths, self.lengths)
+        except (ValueError, PydanticCustomError) as refusal:
+            raise PlanError(f"lengths: {refusal}") from None
+        return lengths
+
+    def resolve(self, train_length: int | None) -> Plan:
+        """The plan with every length and stride in tokens; PlanError where they do not fit each other."""
+        lengths = self.resolve_lengths(train_length)
+        protocols = tuple(protocol.resolve(lengths[0], train_length) for protocol in self.protocols)
+        return self.model_copy(update={"lengths": lengths, "protocols": protocols})
+
+    def with_overrides(self, overrides: Sequence[str]) -> Plan:
+        """This plan with `key=value` overrides laid over it."""
+        return load_plan(self.model_dump(mode="json"), overrides)
+
+
+def load_plan(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Plan:
+    """A plan from a YAML file or a mapping, with `key=value` overrides; PlanError names file and key."""
+    if isinstance(source, Mapping):
+        document = Document(dict(source), {(): Place("plan")})
+    else:
+        document = read_plan(source, PlanError)
+    for text in overrides:
+        document = overlays.override(document, text, PlanError)
+    return schema.validate(Plan, document, PlanError)
+
+
+def read_plan(path: str | Path, error: type[PEStudyError], asked_by: str = "") -> Document:
+    """A plan file and what it includes, unvalidated; its name is the file's unless it says so itself."""
+    document = overlays.read(path, error, asked_by=asked_by)
+    name = {"name": Path(path).stem}
+    return overlays.merge(Document(name, {(): Place(str(path), 1)}), document)
+
+
+def _check_ascending(sizes: Sequence[int], names: Sequence[int | str]) -> None:
+    for before, size, name in zip(sizes, sizes[1:], names[1:], strict=False):
+        if size <= before:
+            raise problem(
+                f"found {name} at or below the length before it; accepted: ascending lengths, each once"
+            )

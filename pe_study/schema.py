@@ -1,0 +1,266 @@
+"""Typed sections of recipes and plans: what each key accepts, and errors that say so.
+
+Every leaf is `Annotated[type, Accepts(...)]`: one phrase says what it takes, in error messages and in the
+reference table alike. Text is never a number, true is never 1, and 1e4 is a whole number.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
+
+from pe_study.errors import PEStudyError, did_you_mean
+from pe_study.yaml_strict import Document, KeyPath, describe, dotted
+
+THOUSAND = 1024  # the k of 2k
+
+_LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kKx])")
+_FILE_NAME = re.compile(r"\w[\w.+@-]*")
+
+
+class Section(BaseModel):
+    """A mapping of known keys, immutable once read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+@dataclass(frozen=True)
+class Accepts:
+    """Marks a leaf: `phrase` says what is accepted, `parse` returns the value or raises ValueError.
+
+    A ValueError with a message replaces the phrase.
+    """
+
+    phrase: str
+    parse: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._validate)
+
+    def _validate(self, value: Any) -> Any:
+        try:
+            return self.parse(value)
+        except ValueError as refusal:
+            raise refused(str(refusal) or self.phrase) from None
+
+
+def refused(accepted: str) -> PydanticCustomError:
+    """The error of a validator that refuses its input, naming what would be accepted."""
+    return PydanticCustomError("refused", "{accepted}", {"accepted": accepted})
+
+
+def problem(message: str) -> PydanticCustomError:
+    """The error of a validator whose message already says what was found."""
+    return PydanticCustomError("problem", "{message}", {"message": message})
+
+
+def whole(least: int = 0, tokens: bool = False) -> Accepts:
+    """A whole number of at least `least`; with `tokens` also as `2k`, which is 2048."""
+    suffix = ", or such as 2k (2048)" if tokens else ""
+    return Accepts(f"a whole number of at least {least}{suffix}", lambda value: _whole(value, least, tokens))
+
+
+def number(
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+) -> Accepts:
+    """A finite number within bounds; a bound that is None does not bind."""
+    bounds = {"above": above, "of at least": least, "below": below, "of at most": most}
+    words = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+
+    def parse(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError
+        outside = (
+            (above is not None and value <= above)
+            or (least is not None and value < least)
+            or (below is not None and value >= below)
+            or (most is not None and value > most)
+        )
+        if outside:
+            raise ValueError
+        return float(value)
+
+    return Accepts(f"a number {words}".rstrip(), parse)
+
+
+def choice(*options: str) -> Accepts:
+    """One of a few words."""
+
+    def parse(value: Any) -> str:
+        if value in options and isinstance(value, str):
+            return value
+        raise ValueError(did_you_mean(value, options) if isinstance(value, str) else "")
+
+    return Accepts(f"one of {', '.join(options)}", parse)
+
+
+def text(what: str = "text") -> Accepts:
+    """Text that is not empty; a number or true would need quotes."""
+
+    def parse(value: Any) -> str:
+        if isinstance(value, str) and value.strip():
+            return value
+        raise ValueError(f"{what}, in quotes" if isinstance(value, int | float) else "")
+
+    return Accepts(what, parse)
+
+
+def file_name(what: str) -> Accepts:
+    """Text that can name a folder: letters, digits and . _ + @ -, in Unicode's composed form."""
+    phrase = f"{what} of letters, digits and . _ + @ - that starts with a letter or digit"
+
+    def parse(value: Any) -> str:
+        name = unicodedata.normalize("NFC", value) if isinstance(value, str) else ""
+        if not _FILE_NAME.fullmatch(name) or name.endswith(".") or len(name.encode()) > 100:
+            raise ValueError(f"{phrase}, in quotes" if isinstance(value, int | float) else "")
+        return name
+
+    return Accepts(phrase, parse)
+
+
+def flag() -> Accepts:
+    """true or false, and nothing that YAML 1.1 took for them."""
+
+    def parse(value: Any) -> bool:
+        if isinstance(value, bool):
+            return value
+        raise ValueError
+
+    return Accepts("true or false", parse)
+
+
+def either(first: Accepts, *words: str) -> Accepts:
+    """What `first` takes, or one of `words` as it stands."""
+
+    def parse(value: Any) -> Any:
+        return value if isinstance(value, str) and value in words else first.parse(value)
+
+    return Accepts(f"{first.phrase}, or {' or '.join(words)}", parse)
+
+
+def optional(inner: Accepts) -> Accepts:
+    """What `inner` takes, or null."""
+    return Accepts(f"{inner.phrase}, or null", lambda value: None if value is None else inner.parse(value))
+
+
+def length() -> Accepts:
+    """A length: `512`, `2k` (2048) or `4x` (four training lengths), in one spelling each (an int or `4x`)."""
+
+    def parse(value: Any) -> int | str:
+        if isinstance(value, str) and (match := _LENGTH.fullmatch(value)) and match[2] == "x":
+            if not (times := Fraction(match[1])):
+                raise ValueError
+            return f"{float(times):.12g}x"
+        return _whole(value, 1, tokens=True)
+
+    return Accepts("a length such as 512, 2k (2048) or 4x (four training lengths)", parse)
+
+
+def parse_length(value: int | str, train_length: int | None = None) -> int:
+    """A length in tokens: 512, `2k` = 2048, `4x` = four training lengths, rounded half up to a whole token.
+
+    Raises ValueError saying what would be accepted.
+    """
+    accepts = length()
+    try:
+        parsed = accepts.parse(value)
+    except ValueError:
+        raise ValueError(f"found {describe(value)}; accepted: {accepts.phrase}") from None
+    if isinstance(parsed, int):
+        return parsed
+    if train_length is None:
+        raise ValueError(f"{parsed} needs a training length; accepted: lengths in tokens, such as 2k")
+    return max(1, math.floor(Fraction(parsed[:-1]) * train_length + Fraction(1, 2)))
+
+
+def validate(section: type[SectionT], document: Document, error: type[PEStudyError]) -> SectionT:
+    """The section a document describes, or `error` naming file, key path, what was found and accepted."""
+    try:
+        return section.model_validate(document.value)
+    except ValidationError as invalid:
+        raise error(_explain(invalid, section, document)) from None
+
+
+def reference(section: type[Section], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """(key, accepted, default, description) of every leaf of a section, depth first."""
+    for key, info in section.model_fields.items():
+        inner = _section_of(info.annotation)
+        if inner is not None and not get_args(info.annotation):
+            yield from reference(inner, f"{prefix}{key}.")
+            continue
+        accepts = next((mark for mark in info.metadata if isinstance(mark, Accepts)), None)
+        accepted = accepts.phrase if accepts else "a list"
+        default = "required" if info.is_required() else str(info.get_default(call_default_factory=True))
+        yield f"{prefix}{key}", accepted, default, info.description or ""
+
+
+def _whole(value: Any, least: int, tokens: bool) -> int:
+    if tokens and isinstance(value, str) and (match := _LENGTH.fullmatch(value)) and match[2] in "kK":
+        size = Fraction(match[1]) * THOUSAND
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError
+    else:
+        size = Fraction(value)
+    if size.denominator != 1 or not least <= size < 2**63:
+        raise ValueError
+    return int(size)
+
+
+def _explain(invalid: ValidationError, section: type[Section], document: Document) -> str:
+    """One line for the first problem; unknown keys first, since they explain the missing ones."""
+    errors = sorted(invalid.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    first = errors[0]
+    path: KeyPath = tuple(first["loc"])
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"{document.place(path)}: {dotted(path) or 'the file'}: {_message(first, section)}{more}"
+
+
+def _message(found: ErrorDetails, section: type[Section]) -> str:
+    kind, path = found["type"], tuple(found["loc"])
+    if kind == "extra_forbidden":
+        return f"unknown key; {_suggest(path, section)}"
+    if kind == "missing":
+        return "this key is required"
+    if kind == "problem":
+        return found["msg"]
+    accepted = {"model_type": "a mapping", "model_attributes_type": "a mapping", "tuple_type": "a list"}
+    phrase = accepted.get(kind, found["msg"])
+    if kind == "too_short":
+        return f"found an empty list; accepted: a list of at least {found['ctx']['min_length']}"
+    return f"found {describe(found['input'])}; accepted: {phrase}"
+
+
+def _suggest(path: KeyPath, section: type[Section]) -> str:
+    """The known key nearest to an unknown one: a sibling, or the same word in another section."""
+    word, parent = str(path[-1]), section
+    for part in path[:-1]:
+        info = parent.model_fields.get(str(part))
+        inner = _section_of(info.annotation) if info else None
+        parent = inner or parent
+    elsewhere = [key for key, *_ in reference(section) if key.rpartition(".")[2] == word]
+    if elsewhere and word not in parent.model_fields:
+        return f'did you mean "{elsewhere[0]}"?'
+    return did_you_mean(word, parent.model_fields)
+
+
+def _section_of(annotation: Any) -> type[Section] | None:
+    """The section inside an annotation: itself, or the item of `tuple[Section, ...]`."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, Section):
+            return candidate
+    return None
