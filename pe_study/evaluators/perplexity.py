@@ -1,6 +1,6 @@
 """Perplexity by named protocols: float64 sums a document and position bin, never a mean of means.
 
-Protocols and rows are those of the design: `nonoverlapping`, `sliding`, `prefix`, `exact-context`, `fixed-target`.
+The protocols (`nonoverlapping`, `sliding`, `prefix`, `exact-context`, `fixed-target`) are planned in `windows`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ def evaluate_perplexity(
 ) -> pd.DataFrame:
     """Rows of NLL sums for each length, document and position bin, in the order of `lengths`.
 
-    documents: sequences of token ids, or `Document(ids, token_bytes)`; read as they are, a first BOS never doubled.
-    model: its call on ids (B, T) returns `.logits` (B, T, V); load: from a length to such a model. Exactly one.
-    bos_token_id: the BOS policy, None = off. batch_tokens: inputs a forward pass, at least one window.
+    documents: sequences of token ids, or `Document(ids, token_bytes)`, read as they are.
+    model: its call on ids (B, T) returns `.logits` (B, T, V); load: from a length to such a model; exactly one.
+    bos_token_id: the BOS policy, None = off; a document's own first BOS is not doubled.
+    batch_tokens: inputs a forward pass, at least one window.
     aggregation: what `summarise` reports, `token` (weighted by tokens) or `yarn` (mean of window means).
     progress: called with the number of tokens read, after each batch.
 
-    A length that the model cannot do, or that fails, is a row with its `status`; `frame.attrs["errors"]` says why.
-    Raises UsageError for options that make no sense, DataError where no document has a target.
+    A length that the model cannot do, or that fails, is a row with its `status`, and
+    `frame.attrs["errors"]` says why. Raises UsageError for options that make no sense, DataError where no
+    document has a target, CheckpointError where ids and model do not fit.
     """
     if (model is None) == (load is None):
         raise UsageError("evaluate_perplexity takes exactly one of model= and load=")
@@ -79,7 +81,11 @@ def evaluate_perplexity(
 
 
 def _evaluate_length(
-    job: Job, model, load, batch_tokens, progress
+    job: Job,
+    model: Any,
+    load: Callable[[int], Any] | None,
+    batch_tokens: int,
+    progress: Callable[[int], None] | None,
 ) -> tuple[list[dict[str, Any]], str | None]:
     """The rows of one length, and what went wrong if something did."""
     try:
@@ -98,7 +104,7 @@ def _evaluate_length(
     except Exception as error:  # one length must not take the others with it
         status = "oom" if is_out_of_memory(error) else "error"
         reason = f"{type(error).__name__}: {error}"
-        logger.warning("length %d, %s: %s (%s)", job.length, job.spec.name, status, reason)
+        logger.warning("length %d, %s: %s (%s)", job.length, job.protocol.name, status, reason)
         return [_status_row(job, status)], reason
 
 
@@ -107,7 +113,7 @@ def _check_vocabulary(job: Job, model: Any) -> None:
     highest = max(int(sequence.ids.max()) for sequence in job.sequences if len(sequence.ids))
     if size is not None and highest >= size:
         raise CheckpointError(
-            f"token id {highest} does not exist in the model's vocabulary of {size}: tokenizer and model do not fit"
+            f"token id {highest} is not in the model's vocabulary of {size}: tokenizer and model do not fit"
         )
 
 
@@ -144,17 +150,16 @@ def _rows(job: Job, sums: Sums, untrained_rows: int | None) -> tuple[list[dict[s
                 "status": "error" if np.isnan(nll) else "ok",
             }
         )
-    rows += [
-        {**_status_row(job, "skipped"), "document": document, "num_skipped": 1} for document in job.skipped
-    ]
+    skipped = {**_status_row(job, "skipped"), "num_skipped": 1}
+    rows += [{**skipped, "document": document} for document in job.skipped]
     failed = any(row["status"] == "error" for row in rows)
     return rows, "the model returned NaN" if failed else None
 
 
 def _shared(job: Job) -> dict[str, Any]:
     return {
-        "protocol": job.spec.name,
-        "stride": job.spec.stride,
+        "protocol": job.protocol.name,
+        "stride": job.protocol.stride,
         "length": job.length,
         "bos": job.sequences[0].bos_token_id is not None,
     }
@@ -162,7 +167,7 @@ def _shared(job: Job) -> dict[str, Any]:
 
 def _status_row(job: Job, status: str) -> dict[str, Any]:
     """A row for what was not measured: nothing summed, its status says why."""
-    counts = {"num_tokens": 0, "num_windows": 0, "num_skipped": 0}
+    counts: dict[str, float] = {"num_tokens": 0, "num_windows": 0, "num_skipped": 0}
     if status == "skipped":
         counts |= {"nll_sum": 0.0, "window_mean_sum": 0.0, "num_bytes": 0}
     return {**_shared(job), **counts, "status": status}

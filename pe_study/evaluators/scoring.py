@@ -1,4 +1,7 @@
-"""From a model and windows of ids to the NLL of each scored target. Shapes: B windows, T inputs, K scored, V vocabulary."""
+"""From a model and windows of ids to the NLL of each scored target.
+
+Shapes: B windows, T inputs, K of them scored, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from transformers import PreTrainedModel
 
 
 def token_nll(logits_BKV: torch.Tensor, targets_BK: torch.Tensor) -> torch.Tensor:
-    """-log softmax(logits)[target] as float64 (B, K): float32 exponentials whatever the logits' type, float64 sums."""
+    """-log softmax(logits)[target], float64 (B, K): float32 exponentials of any logits, summed in float64."""
     logits_BKV = logits_BKV.float()
     target_BK = logits_BKV.gather(-1, targets_BK.unsqueeze(-1)).squeeze(-1)
     highest_BK = logits_BKV.amax(-1)

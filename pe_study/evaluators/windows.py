@@ -1,8 +1,8 @@
 """Which inputs predict which targets: the five protocols, planned in integers alone.
 
 A document is read as a *sequence*: its ids, with one BOS in front when the policy says so. Inputs
-`sequence[start:stop]` predict `sequence[start + 1 : stop + 1]`: N = len(sequence) - 1 targets, target v (from 0)
-being `sequence[v + 1]`. A window starts its positions at 0, and with BOS on its first input is BOS, whatever
+`sequence[start:stop]` predict `sequence[start + 1 : stop + 1]`: N = len(sequence) - 1 targets, target v being
+`sequence[v + 1]`. A window starts its positions at 0, and with BOS on its first input is BOS, whatever
 stands there in the sequence. The context of a target is its offset in the window plus one, BOS counted.
 """
 
@@ -79,7 +79,7 @@ def protocol(
     anchors: int | None = None,
     seed: int = 0,
 ) -> Protocol:
-    """A checked protocol, defaults filled in (64 draws; one block of 200 at the end). UsageError otherwise."""
+    """A checked protocol, defaults filled in (64 draws; one block of 200 at the end), or UsageError."""
     if name not in _PLANNERS:
         raise UsageError(f'unknown protocol "{name}"; {did_you_mean(name, _PLANNERS)}')
     given = {"stride": stride, "num_targets": num_targets, "anchors": anchors}
@@ -114,15 +114,15 @@ def check_length(spec: Protocol, length: int) -> None:
 
 
 def context_bins(first: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where offsets `first..width-1` of a window change bin, and each bin's lower edge.
+    """Where the offsets `first..width-1` of a window change bin, and which bin each part is.
 
-    Bins are half-open in the context size c = offset + 1: [1, 2), [2, 4), [4, 8), ...
-    Returns (splits, lows): splits are column indices, for `np.add.reduceat` over the scored columns.
+    Bin b is half-open in the context size c = offset + 1: 2^b <= c < 2^(b+1).
+    Returns (splits, bins): splits count from the first scored offset.
     """
     contexts = np.arange(first + 1, width + 1)
     exponents = np.frexp(contexts.astype(np.float64))[1] - 1
     splits = np.flatnonzero(np.diff(exponents, prepend=-1))
-    return splits, np.left_shift(1, exponents[splits])
+    return splits, exponents[splits]
 
 
 def draw_indices(num_tokens: int, longest: int, count: int, seed: Sequence[int]) -> np.ndarray:
