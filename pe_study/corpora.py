@@ -1,0 +1,259 @@
+"""Corpora: named sources of text, split into training and validation documents by what the documents say.
+
+The split of a document depends on its text alone, so the order of files, the machine and new files beside it
+never move it, and two copies of a document fall on the same side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import re
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from pe_study import hub, sources
+from pe_study.cache import digest
+from pe_study.errors import DataError, did_you_mean
+from pe_study.sources import Source, Texts
+
+Split = Literal["train", "validation", "all"]
+BUILT_IN = ("stdlib",)
+_HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+
+
+class DataSpec(Protocol):
+    """The keys of a recipe's `data` that this module reads."""
+
+    corpus: str
+    tokenizer: str
+    validation_fraction: float
+    text_field: str
+    config: str | None
+    split: str
+    validation_split: str | None
+    revision: str | None
+
+
+@dataclass(frozen=True)
+class TextDocument:
+    """A document: its text, where it came from, and 64 bits of the sha256 of its UTF-8 bytes."""
+
+    name: str
+    text: str
+    hash: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents of one or two sources. `hash` covers every text in order; `document_hashes` (N,) uint64."""
+
+    name: str
+    hash: str
+    document_hashes: np.ndarray
+    is_validation: np.ndarray
+    num_empty: int
+    texts: Callable[[], Texts]
+
+    def documents(self, split: Split) -> Iterator[TextDocument]:
+        """The documents of a split in the corpus's order, read one at a time. Empty ones are left out."""
+        with_text = ((name, text) for name, text in self.texts() if text.strip())
+        documents = zip(with_text, self.document_hashes, self.is_validation, strict=True)
+        for (name, text), document_hash, validation in documents:
+            if split == "all" or (split == "validation") == validation:
+                yield TextDocument(name, text, int(document_hash))
+
+    def split_hash(self, split: Split) -> str:
+        """sha256 (hex) of which documents a split holds, in order."""
+        mask = (
+            np.ones_like(self.is_validation)
+            if split == "all"
+            else self.is_validation == (split == "validation")
+        )
+        return digest(self.hash, mask.tobytes().hex())
+
+
+def load_corpus(spec: DataSpec) -> Corpus:
+    """The corpus of a recipe, its documents split by hash, or by the data set's own validation split.
+
+    Raises DataError naming `data.corpus` and what would be accepted.
+    """
+    source = open_source(
+        spec.corpus, text_field=spec.text_field, config=spec.config, split=spec.split, revision=spec.revision
+    )
+    if spec.validation_split is None:
+        return read_corpus(source, spec.validation_fraction)
+    held_out = open_source(
+        spec.corpus,
+        text_field=spec.text_field,
+        config=spec.config,
+        split=spec.validation_split,
+        revision=spec.revision,
+    )
+    return _join(read_corpus(source, 0.0), read_corpus(held_out, 0.0))
+
+
+def open_corpus(name: str, text_field: str = "text") -> Corpus:
+    """All documents of a plan's corpus: `stdlib`, a file, a folder, or a hub id.
+
+    A hub id may name its split and configuration: `ID`, `ID:SPLIT`, `ID:CONFIG:SPLIT`. Raises DataError naming what was found and what would be accepted.
+    """
+    hub_id, *rest = name.split(":")
+    if rest and not Path(name).expanduser().exists():
+        config = rest[0] if len(rest) > 1 else None
+        source = open_source(hub_id, text_field=text_field, config=config, split=rest[-1])
+    else:
+        source = open_source(name, text_field=text_field)
+    return read_corpus(source, 0.0)
+
+
+def open_source(
+    name: str,
+    *,
+    text_field: str = "text",
+    config: str | None = None,
+    split: str = "train",
+    revision: str | None = None,
+) -> Source:
+    """The source that a corpus name means. Raises DataError."""
+    if name in BUILT_IN:
+        return sources.standard_library()
+    path = Path(name).expanduser()
+    if path.is_dir() and (path / "dataset_dict.json").exists() | (path / "state.json").exists():
+        return sources.rows(_saved(path, split), path.name, text_field)
+    if path.is_dir() and (config or _has_card(path)):
+        return sources.rows(_downloaded(str(path), config, split, revision), path.name, text_field)
+    if path.exists():
+        return sources.files(path, text_field)
+    if not _looks_like_hub_id(name):
+        raise DataError(f'data.corpus "{name}": no such file or folder')
+    if hint := _close_to_built_in(name):
+        raise DataError(f'data.corpus "{name}": {hint}')
+    return sources.rows(_downloaded(name, config, split, revision), name, text_field)
+
+
+def read_corpus(source: Source, validation_fraction: float) -> Corpus:
+    """One pass over a source: the hash of each document, and the split. Raises DataError when it is empty."""
+    corpus = _index(source.name, source.texts)
+    if validation_fraction > 0 and len(corpus.document_hashes) == 1:
+        return _cut_in_two(source, validation_fraction)
+    is_validation = _held_out(corpus.document_hashes, validation_fraction, source.name)
+    return replace(corpus, is_validation=is_validation)
+
+
+def _index(name: str, texts: Callable[[], Texts]) -> Corpus:
+    total = hashlib.sha256()
+    hashes = array("Q")
+    num_seen = 0
+    for _, text in texts():
+        num_seen += 1
+        if not text.strip():
+            continue
+        document = hashlib.sha256(text.encode("utf-8")).digest()
+        total.update(document)
+        hashes.append(int.from_bytes(document[:8], "big"))
+    if not hashes:
+        found = f"{num_seen} documents, none with text" if num_seen else "no documents"
+        raise DataError(f'data.corpus "{name}": {found}')
+    document_hashes = np.frombuffer(hashes, dtype=np.uint64)
+    none = np.zeros(len(hashes), dtype=bool)
+    return Corpus(name, total.hexdigest(), document_hashes, none, num_seen - len(hashes), texts)
+
+
+def _held_out(hashes: np.ndarray, fraction: float, name: str) -> np.ndarray:
+    """(N,) bool: documents whose hash falls in the first `fraction` of all hashes; never none, never all."""
+    if fraction == 0:
+        return np.zeros(len(hashes), dtype=bool)
+    if hashes.min() == hashes.max():
+        raise DataError(f'data.corpus "{name}": all {len(hashes)} documents are the same text')
+    threshold = np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))
+    return (hashes < np.clip(threshold, hashes.min() + np.uint64(1), hashes.max())).astype(bool)
+
+
+def _cut_in_two(source: Source, fraction: float) -> Corpus:
+    """A corpus of one document: its end, from a line break on where there is one, is held out."""
+
+    def texts() -> Texts:
+        for name, text in source.texts():
+            if text.strip():
+                cut = max(1, round(len(text) * (1 - fraction)))
+                cut = text.rfind("\n", 1, cut) + 1 or cut
+                yield f"{name}#1", text[:cut]
+                yield f"{name}#2", text[cut:]
+
+    corpus = _index(source.name, texts)
+    if len(corpus.document_hashes) < 2:
+        raise DataError(f'data.corpus "{source.name}": one document, too short to hold a part of it out')
+    return replace(corpus, is_validation=np.array([False, True]))
+
+
+def _join(train: Corpus, validation: Corpus) -> Corpus:
+    """One corpus of a training and a validation source."""
+
+    def texts() -> Texts:
+        yield from train.texts()
+        yield from validation.texts()
+
+    return Corpus(
+        train.name,
+        digest(train.hash, validation.hash),
+        np.concatenate([train.document_hashes, validation.document_hashes]),
+        np.repeat([False, True], [len(train.document_hashes), len(validation.document_hashes)]),
+        train.num_empty + validation.num_empty,
+        texts,
+    )
+
+
+def _looks_like_hub_id(name: str) -> bool:
+    suffix = Path(name).suffix.lower()
+    is_file = suffix in sources.SUFFIXES if "/" in name else bool(suffix)
+    return bool(_HUB_ID.fullmatch(name)) and not is_file
+
+
+def _close_to_built_in(name: str) -> str:
+    return did_you_mean(name, BUILT_IN) if difflib.get_close_matches(name, BUILT_IN, n=1) else ""
+
+
+def _has_card(path: Path) -> bool:
+    """Whether a folder is a hub data set's: a README whose front matter describes data."""
+    try:
+        front = (path / "README.md").read_bytes()[:65536]
+    except OSError:
+        return False
+    return front.startswith(b"---") and (b"\nconfigs:" in front or b"\ndataset_info:" in front)
+
+
+def _saved(path: Path, split: str) -> Any:
+    """A split of a folder that `save_to_disk` wrote."""
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except Exception as error:  # any of the library's own
+        raise DataError(f'data.corpus "{path}": {_first_line(error)}') from error
+    if not isinstance(loaded, datasets.DatasetDict):
+        return loaded
+    if split not in loaded:
+        raise DataError(f'data.corpus "{path}": no split "{split}": {did_you_mean(split, loaded)}')
+    return loaded[split]
+
+
+def _downloaded(name: str, config: str | None, split: str, revision: str | None) -> Any:
+    """A split of a data set on the Hub, in its cache, or in a local folder laid out as one."""
+    import datasets
+
+    try:
+        with hub.quiet(), contextlib.nullcontext() if Path(name).is_dir() else hub.no_retries():
+            return datasets.load_dataset(name, config, split=split, revision=revision)
+    except Exception as error:  # any of the library's own, or of its HTTP client
+        raise DataError(f'data.corpus "{name}": {_first_line(error)}{hub.why()}') from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,71 @@
+"""The Hugging Face Hub, reached once and quickly, or not at all.
+
+The Hub's client retries for minutes when there is no network. Here one short request decides; without an
+answer, downloads run in the client's own offline mode, so that what is cached still loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from unittest import mock
+
+SECONDS = 5.0
+
+
+@functools.cache
+def reachable() -> bool:
+    """Whether the Hub answers within a few seconds; asked once a process. False where offline mode is set."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        urllib.request.urlopen(
+            urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=SECONDS
+        ).close()
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def no_retries() -> Iterator[None]:
+    """Within the block, Hub downloads use the local cache alone if the Hub cannot be reached."""
+    if reachable():
+        yield
+        return
+    import datasets.config
+    from huggingface_hub import constants
+
+    with (
+        mock.patch.object(constants, "HF_HUB_OFFLINE", True),
+        mock.patch.object(datasets.config, "HF_HUB_OFFLINE", True),
+    ):
+        yield
+
+
+def why() -> str:
+    """A clause for an error message: why nothing came from the Hub."""
+    return "" if reachable() else "; the Hugging Face Hub cannot be reached from here"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Within the block, `datasets` draws progress bars on a terminal only."""
+    import datasets
+
+    if sys.stderr.isatty() or datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()
