@@ -64,3 +64,7 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     hint = f'did you mean "{close[0]}"? ' if close else ""
     return f"{hint}(available: {', '.join(names)})"
+
+
+class LengthError(PlanError, ValueError):
+    """More tokens than the declared length, or than the encoding has positions for."""

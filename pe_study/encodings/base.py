@@ -102,10 +102,7 @@ class Encoding(nn.Module):
         return None
 
     def score_mod(self, q_BHTK: Tensor, at: At) -> ScoreMod | None:
-        """The query before `rotate` -> a score_mod; derived from `distance_bias` unless overridden.
-
-        q may hold a chunk of the queries of `at` only where its caller narrows `at` alike.
-        """
+        """The query before `rotate` -> a score_mod; derived from `distance_bias` unless overridden."""
         if not self.has_distance_bias:
             return None
         q_positions_BT, k_positions_BS = at.q_positions_BT, at.k_positions_BS
@@ -118,6 +115,15 @@ class Encoding(nn.Module):
             return score + table_HR[h, distance.clamp(min=0)]
 
         return add_bias
+
+    def value_term(self, weights_BHTS: Tensor, rows_T: Tensor, at: At) -> Tensor:
+        """What the weights of the queries `rows_T` of `at` add to the output, (B, H, T, K)."""
+        raise NotImplementedError
+
+    @property
+    def has_value_term(self) -> bool:
+        """Whether `value_term` adds to the output; kernels that never hold the weights cannot run it."""
+        return False
 
     @property
     def has_distance_bias(self) -> bool:

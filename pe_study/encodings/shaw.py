@@ -19,17 +19,22 @@ class Shaw(Encoding):
     """e_ij = q_i · (k_j + a_clip(j-i)) / sqrt(K): one table a layer, shared by its heads.
 
     A causal decoder sees j <= i alone, so only rows 0..clip of the paper's 2 * clip + 1 exist here.
+    `values: true` adds the paper's second table to the values (equation 3): it needs the weights themselves,
+    which fused kernels never hold.
     """
 
     is_relative = True
     per_layer = True
 
-    def __init__(self, dims: Dimensions, *, clip: int | Literal["auto"] = "auto") -> None:
+    def __init__(
+        self, dims: Dimensions, *, clip: int | Literal["auto"] = "auto", values: bool = False
+    ) -> None:
         super().__init__(dims)
         self.clip = max(1, min(16, dims.train_length // 4)) if clip == "auto" else clip
         if self.clip < 1:
             raise ValueError(f"shaw needs clip >= 1, found {clip}")
         self.keys = nn.Parameter(torch.empty(self.clip + 1, dims.head_dim))
+        self.values = nn.Parameter(torch.empty(self.clip + 1, dims.head_dim)) if values else None
 
     @property
     def constant_beyond(self) -> int:
@@ -46,6 +51,17 @@ class Shaw(Encoding):
             return score + by_row_BHTR[b, h, q, clipped_index(distance.clamp(min=0), self.clip)]
 
         return add_key_term
+
+    @property
+    def has_value_term(self) -> bool:
+        return self.values is not None
+
+    def value_term(self, weights_BHTS: Tensor, rows_T: Tensor, at: At) -> Tensor:
+        assert self.values is not None
+        distance_BTS = at.q_positions_BT[:, rows_T, None] - at.k_positions_BS[:, None, :]
+        row_B1TS = clipped_index(distance_BTS.clamp(min=0), self.clip)[:, None].expand_as(weights_BHTS)
+        by_row_BHTR = weights_BHTS.new_zeros(*weights_BHTS.shape[:3], self.clip + 1)
+        return by_row_BHTR.scatter_add(-1, row_B1TS, weights_BHTS) @ self.values.to(weights_BHTS.dtype)
 
     def untrained_rows(self, length: int) -> int:
         return max(0, min(length - 1, self.clip) - (self.dims.train_length - 1))

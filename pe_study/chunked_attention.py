@@ -1,0 +1,302 @@
+"""Causal attention with biases on a CPU, in memory that grows linearly with the length.
+
+Queries are read in chunks. Keys are flipped, so that the bias of (query i, flipped key j) depends on i + j:
+a whole chunk's mask is then a strided view of one vector, never a copy, and a chunk sees only the keys up to
+its last query. Distances below `width` form the near block: dense, small, with a bias that may depend on the
+query and may be learned. The far rest goes through torch's fused CPU kernel. The two are merged by their
+log-sum-exp (Milakov, Gimelshein 2018, arXiv:1805.02867), and the backward pass recomputes the near block
+from the merged log-sum-exp as FlashAttention does (Dao 2023, arXiv:2307.08691, algorithm 2).
+
+Shape legend: B batch, H heads, T queries, S keys, K head width, C queries of a chunk, W width of the band.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def masked_value(dtype: torch.dtype) -> float:
+    """What a hidden score is set to: finite, so that a row with nothing to see stays finite, and far enough
+    down that its weight underflows to zero beside any real score."""
+    return max(torch.finfo(dtype).min / 2, -1e30)
+
+
+class Segments(NamedTuple):
+    """Who may see whom beside causality: query t sees key s where their numbers agree."""
+
+    q_BT: Tensor
+    k_BS: Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The static part of one call. `offset` is the index of query 0 among the keys; `width` W of the band."""
+
+    scale: float
+    offset: int
+    width: int
+    chunk: int
+
+
+def attend_in_chunks(
+    q_BHTK: Tensor,
+    k_BHSK: Tensor,
+    v_BHSK: Tensor,
+    bias_HS: Tensor,
+    band_BHTW: Tensor | None,
+    segments: Segments | None,
+    layout: Layout,
+) -> tuple[Tensor, Tensor]:
+    """-> (out (B,H,T,K), logsumexp (B,H,T) float32, no gradient).
+
+    `bias_HS` (H or 1, S) is added at distances 0..S-1 and takes no gradient; `band_BHTW`, whose batch, head
+    and query sizes may be 1, is added at distances 0..W-1 instead of it, and does.
+    """
+    k_flipped, v_flipped = _flip(k_BHSK, layout.width), _flip(v_BHSK, layout.width)
+    flipped = (
+        None if segments is None else Segments(segments.q_BT, _flip_segments(segments.k_BS, layout.width))
+    )
+    return _ChunkedAttention.apply(q_BHTK, k_flipped, v_flipped, bias_HS, band_BHTW, flipped, layout)  # type: ignore[no-any-return]
+
+
+def _flip(x_BHSK: Tensor, width: int) -> Tensor:
+    """Newest key first; W - 1 rows of zeros behind the oldest, so that a band never leaves the block."""
+    flipped = x_BHSK.flip(2)
+    return torch.nn.functional.pad(flipped, (0, 0, 0, width - 1)) if width > 1 else flipped
+
+
+def _flip_segments(k_BS: Tensor, width: int) -> Tensor:
+    flipped = k_BS.flip(1)
+    return torch.nn.functional.pad(flipped, (0, width - 1), value=-1) if width > 1 else flipped
+
+
+class _Chunk(NamedTuple):
+    """Queries [start, stop); the slice of flipped keys that starts at the last query's own."""
+
+    start: int
+    stop: int
+    first_key: int
+    num_keys: int
+
+    @property
+    def queries(self) -> slice:
+        return slice(self.start, self.stop)
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def near(self, width: int) -> slice:
+        return slice(self.first_key, self.first_key + self.size + width - 1)
+
+    def far(self, width: int) -> slice:
+        return slice(self.first_key + width, self.first_key + self.num_keys)
+
+
+def _chunks(num_queries: int, num_keys: int, layout: Layout) -> list[_Chunk]:
+    chunks = []
+    for start in range(0, num_queries, layout.chunk):
+        stop = min(start + layout.chunk, num_queries)
+        last = layout.offset + stop - 1
+        chunks.append(_Chunk(start, stop, num_keys - 1 - last, last + 1))
+    return chunks
+
+
+class _Masks:
+    """The additive masks of a call, as views of vectors over the distances -(C-1) .. S-1."""
+
+    def __init__(self, bias_HS: Tensor, segments: Segments | None, layout: Layout) -> None:
+        self.layout, self.segments = layout, segments
+        self.hidden = masked_value(bias_HS.dtype)
+        heads, num_keys = bias_HS.shape
+        before = bias_HS.new_full((heads, layout.chunk - 1), self.hidden)
+        self.far_vector = torch.cat((before, bias_HS), dim=1)
+        self.far_vector[:, layout.chunk - 1 : layout.chunk - 1 + layout.width] = self.hidden
+        self.near_vector = torch.zeros(layout.chunk + layout.chunk + layout.width, dtype=bias_HS.dtype)
+        self.near_vector[: layout.chunk - 1] = self.hidden
+        self.near_vector[layout.chunk - 1 + layout.width :] = self.hidden
+
+    def far(self, chunk: _Chunk, batch: int) -> Tensor:
+        """(B, H or 1, C, keys of the far slice)."""
+        keys = chunk.far(self.layout.width)
+        num_keys = keys.stop - keys.start
+        heads = self.far_vector.shape[0]
+        skip = self.layout.chunk - chunk.size + self.layout.width
+        view = self.far_vector.as_strided(
+            (batch, heads, chunk.size, num_keys), (0, self.far_vector.stride(0), 1, 1), skip
+        )
+        return self._hide(view, chunk, keys)
+
+    def near(self, chunk: _Chunk) -> Tensor:
+        """(1 or B, 1, C, C + W - 1): zero inside the band, hidden outside and before the first key."""
+        keys = chunk.near(self.layout.width)
+        width = keys.stop - keys.start
+        view = self.near_vector.as_strided(
+            (1, 1, chunk.size, width), (0, 0, 1, 1), self.layout.chunk - chunk.size
+        )
+        if width > chunk.num_keys:
+            view = view.clone()
+            view[..., chunk.num_keys :] = self.hidden
+        return self._hide(view, chunk, keys)
+
+    def _hide(self, view: Tensor, chunk: _Chunk, keys: slice) -> Tensor:
+        if self.segments is None:
+            return view
+        same = self.segments.q_BT[:, None, chunk.queries, None] == self.segments.k_BS[:, None, None, keys]
+        return torch.where(same, view, self.hidden)
+
+
+def _diagonals(block_BHCN: Tensor, width: int) -> Tensor:
+    """The view (B,H,C,W) of a near block whose [..., i, d] is query i's key at distance d."""
+    batch, heads, size, columns = block_BHCN.shape
+    strides = (heads * size * columns, size * columns, columns - 1, 1)
+    return block_BHCN.as_strided((batch, heads, size, width), strides, block_BHCN.storage_offset() + size - 1)
+
+
+def _band_of(band_BHTW: Tensor, chunk: _Chunk) -> Tensor:
+    return band_BHTW if band_BHTW.shape[2] == 1 else band_BHTW[:, :, chunk.queries]
+
+
+def _near_scores(q: Tensor, k: Tensor, band: Tensor, masks: _Masks, chunk: _Chunk, layout: Layout) -> Tensor:
+    dtype = masks.near_vector.dtype
+    rows, keys = q[:, :, chunk.queries].to(dtype), k[:, :, chunk.near(layout.width)].to(dtype)
+    scores = torch.matmul(rows * layout.scale, keys.mT).add_(masks.near(chunk))
+    _diagonals(scores, layout.width).add_(_band_of(band, chunk))
+    return scores
+
+
+class _ChunkedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias_HS: Tensor,
+        band: Tensor | None,
+        segments: Segments | None,
+        layout: Layout,
+    ) -> tuple[Tensor, Tensor]:
+        masks = _Masks(bias_HS, segments, layout)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        lse = q.new_empty(q.shape[:3], dtype=bias_HS.dtype)
+        for chunk in _chunks(q.shape[2], bias_HS.shape[1], layout):
+            parts = []
+            if chunk.num_keys > layout.width:
+                parts.append(_far_forward(q, k, v, masks, chunk, layout))
+            if band is not None:
+                scores = _near_scores(q, k, band, masks, chunk, layout)
+                near_lse = scores.logsumexp(-1)
+                weights = scores.sub_(near_lse[..., None]).exp_().to(v.dtype)
+                parts.append((weights @ v[:, :, chunk.near(layout.width)], near_lse))
+            out[:, :, chunk.queries], lse[:, :, chunk.queries] = _merge(parts)
+        ctx.save_for_backward(q, k, v, bias_HS, band, out, lse)
+        ctx.segments, ctx.layout = segments, layout
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, k, v, bias_HS, band, out, lse = ctx.saved_tensors
+        layout, masks = ctx.layout, _Masks(bias_HS, ctx.segments, ctx.layout)
+        grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        grad_band = None if band is None else torch.zeros_like(band)
+        grads = (grad_q, grad_k, grad_v)
+        grad_out = grad_out.contiguous()
+        for chunk in _chunks(q.shape[2], bias_HS.shape[1], layout):
+            if chunk.num_keys > layout.width:
+                _far_backward(grads, grad_out, (q, k, v, out, lse), masks, chunk, layout)
+            if band is not None:
+                rows = chunk.queries
+                scores = _near_scores(q, k, band, masks, chunk, layout)
+                weights = scores.sub_(lse[:, :, rows, None]).exp_()
+                grad_scores = _near_backward(grads, grad_out, (q, k, v, out), weights, chunk, layout)
+                _add_reduced(_band_of(grad_band, chunk), _diagonals(grad_scores, layout.width))
+        return grad_q, grad_k, grad_v, None, grad_band, None, None
+
+
+def _far_forward(
+    q: Tensor, k: Tensor, v: Tensor, masks: _Masks, chunk: _Chunk, layout: Layout
+) -> tuple[Tensor, Tensor]:
+    keys = chunk.far(layout.width)
+    mask = masks.far(chunk, q.shape[0])
+    out, lse = _fused(
+        q[:, :, chunk.queries], k[:, :, keys], v[:, :, keys], 0.0, False, attn_mask=mask, scale=layout.scale
+    )
+    return out, lse
+
+
+def _far_backward(
+    grads: tuple[Tensor, ...],
+    grad_out: Tensor,
+    saved: tuple[Tensor, ...],
+    masks: _Masks,
+    chunk: _Chunk,
+    layout: Layout,
+) -> None:
+    grad_q, grad_k, grad_v = grads
+    q, k, v, out, lse = saved
+    rows, keys = chunk.queries, chunk.far(layout.width)
+    mask = masks.far(chunk, q.shape[0])
+    pieces = _fused_backward(
+        grad_out[:, :, rows],
+        q[:, :, rows],
+        k[:, :, keys],
+        v[:, :, keys],
+        out[:, :, rows],
+        lse[:, :, rows],
+        0.0,
+        False,
+        attn_mask=mask,
+        scale=layout.scale,
+    )
+    grad_q[:, :, rows] += pieces[0]
+    grad_k[:, :, keys] += pieces[1]
+    grad_v[:, :, keys] += pieces[2]
+
+
+def _near_backward(
+    grads: tuple[Tensor, ...],
+    grad_out: Tensor,
+    saved: tuple[Tensor, ...],
+    weights: Tensor,
+    chunk: _Chunk,
+    layout: Layout,
+) -> Tensor:
+    """Adds the near block's share to the gradients; returns that of its scores (B,H,C,C + W - 1)."""
+    grad_q, grad_k, grad_v = grads
+    q, k, v, out = saved
+    rows, keys = chunk.queries, chunk.near(layout.width)
+    grad_rows = grad_out[:, :, rows]
+    low = weights.to(v.dtype)
+    grad_v[:, :, keys] += low.mT @ grad_rows
+    inner = (grad_rows * out[:, :, rows]).sum(-1, keepdim=True, dtype=weights.dtype)
+    grad_scores = (grad_rows @ v[:, :, keys].mT).to(weights.dtype).sub_(inner).mul_(weights)
+    scaled = grad_scores.to(q.dtype) * layout.scale
+    grad_q[:, :, rows] += scaled @ k[:, :, keys]
+    grad_k[:, :, keys] += scaled.mT @ q[:, :, rows]
+    return grad_scores
+
+
+def _merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Softmax parts (out, logsumexp) over disjoint keys -> the whole."""
+    if len(parts) == 1:
+        return parts[0]
+    (far, far_lse), (near, near_lse) = parts
+    lse = torch.logaddexp(far_lse, near_lse)
+    share = (far_lse - lse).exp_().to(far.dtype)[..., None]
+    return torch.lerp(near, far, share), lse
+
+
+def _add_reduced(total: Tensor, addend: Tensor) -> None:
+    """total += addend, summed over the dimensions where total has size 1."""
+    dims = [i for i, size in enumerate(total.shape) if size == 1 and addend.shape[i] > 1]
+    total += addend.sum(dims, keepdim=True) if dims else addend

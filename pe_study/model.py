@@ -1,0 +1,420 @@
+"""The decoder: Llama-shaped (pre-RMSNorm, SwiGLU, no biases, tied head), its position encoding a part passed in.
+
+Shape legend: B batch, T tokens of this call, S keys (cached and new), D model width, H query heads,
+G key heads, K head width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from pe_study import attention, encodings
+from pe_study.attention import Mask, Scoring
+from pe_study.chunked_attention import Segments
+from pe_study.encodings.base import At, Encoding
+from pe_study.errors import LengthError
+from pe_study.norm import rms_norm
+
+CACHE_FIELD = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+
+
+@strict
+class PEStudyConfig(PreTrainedConfig):
+    """Sizes as in a recipe's `model` section, the encoding and its options, and how the model was loaded.
+
+    `train_length` is the length training saw; `length` the declared length (None: none declared); `rescale`
+    and `kernel` as in a plan; `seed` draws the initial weights.
+    """
+
+    model_type = "pe_study"
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]
+    attribute_map = {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "num_key_value_heads": "num_kv_heads",
+        "intermediate_size": "d_ff",
+    }
+
+    vocab_size: int = 257
+    num_layers: int = 4
+    d_model: int = 128
+    num_heads: int = 4
+    num_kv_heads: int = 4
+    d_ff: int = 384
+    max_positions: int = 1024
+    initializer_range: float = 0.02
+    rms_norm_eps: float = 1e-6
+    qk_norm: bool = False
+    dropout: float = 0.0
+    encoding: dict | None = None
+    train_length: int = 64
+    length: int | None = None
+    rescale: str = "none"
+    kernel: str = "auto"
+    seed: int = 0
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.num_heads
+
+    @property
+    def encoding_name(self) -> str:
+        return (self.encoding or {"name": "nope"})["name"]
+
+    def build_encoding(self) -> Encoding:
+        options = dict(self.encoding or {"name": "nope"})
+        return encodings.build(
+            options.pop("name"),
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            max_positions=self.max_positions,
+            train_length=self.train_length,
+            initializer_range=self.initializer_range,
+            length=self.length,
+            rescale=self.rescale,
+            **options,
+        )
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """One layer's attention; queries, keys and values come out of one matrix, in that order."""
+
+    def __init__(self, config: PEStudyConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.config = layer, config
+        self.num_heads, self.num_kv_heads, self.head_dim = (
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        self.qkv = nn.Linear(config.d_model, width, bias=False)
+        self.out = nn.Linear(config.num_heads * config.head_dim, config.d_model, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(self, x_BTD: Tensor, encoding: Encoding, at: At, mask: Mask, cache: Cache | None) -> Tensor:
+        batch, length, _ = x_BTD.shape
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        qkv = self.qkv(x_BTD).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        q_BHTK, k_BGTK, v_BGTK = qkv.split(heads, dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BHTK, k_BGTK = self.q_norm(q_BHTK), self.k_norm(k_BGTK)
+        unrotated_BHTK = q_BHTK
+        q_BHTK, k_BGTK = encoding.rotate(q_BHTK, k_BGTK, at)
+        k_BGSK, v_BGSK = k_BGTK, v_BGTK
+        if cache is not None:
+            k_BGSK, v_BGSK = cache.update(k_BGTK, v_BGTK, self.layer)
+        kernel = attention.resolve(self.config.kernel, x_BTD.device, q_BHTK.dtype, encoding, mask.kind)
+        scoring = Scoring(encoding, at, unrotated_BHTK, self.head_dim**-0.5, mask)
+        out_BHTK, _ = attention.attend(q_BHTK, k_BGSK, v_BGSK, scoring, kernel)
+        return self.out(out_BHTK.transpose(1, 2).reshape(batch, length, -1))
+
+
+class MLP(nn.Module):
+    """SwiGLU (Shazeer 2020, arXiv:2002.05202); gate and up projections are one matrix, in that order."""
+
+    def __init__(self, config: PEStudyConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)
+        self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and feed-forward, each with residual dropout; holds its encoding if one a layer."""
+
+    def __init__(self, config: PEStudyConfig, layer: int, encoding: Encoding | None) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.d_model, config.rms_norm_eps)
+        self.attention = Attention(config, layer)
+        self.mlp_norm = RMSNorm(config.d_model, config.rms_norm_eps)
+        self.mlp = MLP(config)
+        self.encoding = encoding
+        self.dropout = config.dropout
+
+    def forward(self, x_BTD: Tensor, encoding: Encoding, at: At, mask: Mask, cache: Cache | None) -> Tensor:
+        x_BTD = x_BTD + self._drop(self.attention(self.attention_norm(x_BTD), encoding, at, mask, cache))
+        return x_BTD + self._drop(self.mlp(self.mlp_norm(x_BTD)))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, training=self.training) if self.dropout else x
+
+
+class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
+    """The decoder with its tied language-model head."""
+
+    config: PEStudyConfig
+    config_class = PEStudyConfig
+    base_model_prefix = ""
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Layer"]
+    _tied_weights_keys = {"lm_head.weight": "embedding.weight"}
+
+    def __init__(self, config: PEStudyConfig) -> None:
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        shared = config.build_encoding()
+        # A model-wide encoding is a submodule of the root, handed down as an argument.
+        self.encoding = None if shared.per_layer else shared
+        own = [config.build_encoding() if shared.per_layer else None for _ in range(config.num_layers)]
+        self.layers = nn.ModuleList(Layer(config, i, own[i]) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.d_model, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.gradient_checkpointing = False
+        self.post_init()
+        self.draw_weights()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Weights are drawn by name in `draw_weights`, not module by module."""
+
+    @torch.no_grad()
+    def draw_weights(self) -> None:
+        """Every matrix ~ N(0, initializer_range), from its own generator seeded by (seed, name).
+
+        Two models that share a weight's name, shape and seed share its values bit for bit.
+        """
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2 or parameter.is_meta:
+                continue
+            digest = hashlib.sha256(f"{self.config.seed}/{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            drawn = torch.empty(parameter.shape).normal_(
+                0, self.config.initializer_range, generator=generator
+            )
+            parameter.copy_(drawn)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embedding = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.lm_head = value
+
+    def layer_encodings(self) -> Iterator[Encoding]:
+        """The encoding of each layer; one object for all where it is model-wide."""
+        for layer in self.layers:
+            yield self.encoding if layer.encoding is None else layer.encoding
+
+    @property
+    def first_encoding(self) -> Encoding:
+        return next(self.layer_encodings())
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence the encoding has positions for; None = any."""
+        return self.first_encoding.max_length
+
+    @property
+    def supports_rescale(self) -> bool:
+        return bool(self.first_encoding.rescales)
+
+    def untrained_rows(self, length: int) -> int:
+        """Rows of position tables that `length` tokens use and training never reached, over all tables."""
+        distinct = {id(encoding): encoding for encoding in self.layer_encodings()}
+        return sum(encoding.untrained_rows(length) for encoding in distinct.values())
+
+    def position_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that an encoding adds."""
+        return [(n, p) for n, p in self.named_parameters() if "encoding" in n.split(".")[:-1]]
+
+    def parameter_groups(
+        self, *, weight_decay: float, lr_total: float, lr_mult: float | str = "auto"
+    ) -> list[dict[str, Any]]:
+        """AdamW groups `decay`, `no_decay` (norms, embedding) and `position` (no decay, its own `lr_mult`).
+
+        `lr_total` is the sum of the learning rate over training, which `lr_mult: auto` may need.
+        """
+        position = dict(self.position_parameters())
+        rest = [(n, p) for n, p in self.named_parameters() if n not in position]
+        decayed = [p for n, p in rest if p.ndim >= 2 and not n.startswith(("embedding.", "lm_head."))]
+        plain = [p for n, p in rest if p.ndim < 2 or n.startswith(("embedding.", "lm_head."))]
+        mult = self.first_encoding.auto_lr_mult(lr_total) if lr_mult == "auto" else float(lr_mult)
+        groups = [
+            {"name": "decay", "params": decayed, "weight_decay": weight_decay, "lr_mult": 1.0},
+            {"name": "no_decay", "params": plain, "weight_decay": 0.0, "lr_mult": 1.0},
+            {"name": "position", "params": list(position.values()), "weight_decay": 0.0, "lr_mult": mult},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def resolved_kernel(self, device: torch.device | str | None = None, mask_kind: str = "causal") -> str:
+        """The kernel that runs on `device` (None: where the model is) in the model's dtype."""
+        where = self.device if device is None else torch.device(device)
+        return attention.resolve(self.config.kernel, where, self.dtype, self.first_encoding, mask_kind)
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None) -> None:
+        """Recompute each layer in the backward pass; always non-reentrant."""
+        self.gradient_checkpointing = True
+
+    def gradient_checkpointing_disable(self) -> None:
+        self.gradient_checkpointing = False
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return self.gradient_checkpointing
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        segment_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Ids (B, T) -> logits (B, T or `logits_to_keep`, V).
+
+        `attention_mask` (B, S) is 1 for tokens and 0 for padding on either side, of the cached and new tokens
+        together. `labels` (B, T) are aligned with the ids and shifted here; `shift_labels` are the next
+        tokens already; -100 is ignored; the loss is a sum over targets divided by `num_items_in_batch` (None:
+        their number). `segment_ids` (B, T) keep packed documents apart. LengthError past the declared length.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        x_BTD = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = past_key_values if cache is None else cache
+        keep_cache = self.config.use_cache if use_cache is None else use_cache
+        if cache is None and keep_cache and not self.training:
+            cache = DynamicCache(config=self.config)
+        past = 0 if cache is None else cache.get_seq_length()
+        at, mask = self._place(x_BTD, past, attention_mask, position_ids, segment_ids)
+        hidden_BTD = self._run_layers(x_BTD, at, mask, cache)
+        rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(self.norm(hidden_BTD[:, rows]))
+        loss = None
+        if labels is not None or shift_labels is not None:
+            targets = F.pad(labels[:, 1:], (0, 1), value=-100) if shift_labels is None else shift_labels
+            loss = next_token_loss(logits, targets, num_items_in_batch)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE_FIELD: cache})
+
+    def _run_layers(self, x_BTD: Tensor, at: At, mask: Mask, cache: Cache | None) -> Tensor:
+        x_BTD = self.first_encoding.embed(x_BTD, at)
+        if self.config.dropout:
+            x_BTD = F.dropout(x_BTD, self.config.dropout, training=self.training)
+        for layer, encoding in zip(self.layers, self.layer_encodings(), strict=True):
+            if self.gradient_checkpointing and self.training:
+                x_BTD = checkpoint(layer, x_BTD, encoding, at, mask, None, use_reentrant=False)
+            else:
+                x_BTD = layer(x_BTD, encoding, at, mask, cache)
+        return x_BTD
+
+    def _place(
+        self,
+        x_BTD: Tensor,
+        past: int,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        segment_ids: Tensor | None,
+    ) -> tuple[At, Mask]:
+        """Positions and mask of T new tokens behind `past` cached ones."""
+        length = x_BTD.shape[1]
+        self._check_length(past + length)
+        if segment_ids is not None and past:
+            raise ValueError("segment_ids (packed documents) cannot be continued through a cache")
+        padded = attention_mask is not None and not bool(attention_mask.all())
+        if attention_mask is not None and attention_mask.shape[-1] != past + length:
+            raise ValueError(
+                f"attention_mask covers {attention_mask.shape[-1]} tokens, cache and input hold {past + length}"
+            )
+        if padded:
+            assert attention_mask is not None
+            k_positions_BS = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        else:
+            k_positions_BS = torch.arange(past + length, device=x_BTD.device)[None]
+        q_positions_BT = k_positions_BS[:, past:]
+        consecutive = True
+        if position_ids is not None and not _same(position_ids, q_positions_BT):
+            if past:
+                raise ValueError(
+                    "position_ids behind a cache must be those that follow from the attention mask"
+                )
+            q_positions_BT = k_positions_BS = position_ids
+            consecutive = bool((position_ids.diff(dim=-1) == 1).all())
+        segments = None
+        if segment_ids is not None:
+            segments = Segments(segment_ids, segment_ids)
+        if padded:
+            assert attention_mask is not None
+            visible = attention_mask.long() - 1
+            if segment_ids is not None:
+                visible = torch.where(attention_mask.bool(), segment_ids, -1)
+            own = torch.zeros_like(q_positions_BT) if segment_ids is None else segment_ids
+            segments = Segments(own, visible)
+        declared = self.config.length or self.config.train_length
+        at = At(0, q_positions_BT, k_positions_BS, declared, consecutive)
+        return at, Mask(past, segments)
+
+    def _check_length(self, total: int) -> None:
+        declared = self.config.length
+        if declared is None and self.first_encoding.depends_on_length:
+            declared = self.config.train_length
+        if declared is not None and total > declared:
+            raise LengthError(
+                f"{total} tokens cross the declared length {declared}; load the model with length={total} or more"
+            )
+        if self.max_length is not None and total > self.max_length:
+            raise LengthError(
+                f"{total} tokens, but {self.config.encoding_name} has positions for {self.max_length}"
+            )
+
+
+def _same(given_BT: Tensor, derived_BT: Tensor) -> bool:
+    return given_BT.shape[-1] == derived_BT.shape[-1] and bool((given_BT == derived_BT).all())
+
+
+def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor, num_items: Tensor | int | None) -> Tensor:
+    """Cross entropy in float32, summed over targets that are not -100, over `num_items` (None: their number)."""
+    logits = logits_BTV.flatten(0, 1).float()
+    reduction = "mean" if num_items is None else "sum"
+    loss = F.cross_entropy(
+        logits, targets_BT.flatten().to(logits.device), ignore_index=-100, reduction=reduction
+    )
+    return loss if num_items is None else loss / num_items
+
+
+AutoConfig.register("pe_study", PEStudyConfig, exist_ok=True)
+AutoModelForCausalLM.register(PEStudyConfig, PEStudyForCausalLM, exist_ok=True)
