@@ -72,7 +72,7 @@ def override(document: Document, text: str, error: type[PEStudyError]) -> Docume
     if not equals or not all(parts):
         raise error(f'override "{text}": accepted: key=value, such as train.lr=3e-4')
     place = Place(f'override "{text}"')
-    new = yaml_strict.parse(value_text, str(place), error).value
+    new = yaml_strict.parse(value_text, str(place), error, inside=tuple(parts)).value
     places = dict(document.places)
     path: KeyPath = ()
 
@@ -97,7 +97,8 @@ def override(document: Document, text: str, error: type[PEStudyError]) -> Docume
     value = descend(document.value, parts)
     for known in [known for known in places if known[: len(path)] == path]:
         del places[known]
-    places[path] = place
+    for depth in range(1, len(path) + 1):
+        places.setdefault(path[:depth], place)
     return Document(value, places)
 
 

@@ -56,7 +56,7 @@ class ProtocolSpec(Section):
         for key in given:
             if key in cls.model_fields and key not in ("name", *options) and given[key] is not None:
                 owners = [owner for owner, theirs in _PROTOCOL_OPTIONS.items() if key in theirs]
-                raise problem(f"found {key}, which {name} does not take; {' and '.join(owners)} do")
+                raise problem(f"found {key} with {name}; accepted: {key} with {' or '.join(owners)}")
         for key, default in options.items():
             if default is _REQUIRED and given.get(key) is None:
                 raise problem(f"{name} needs a {key}; accepted: such as {{name: {name}, {key}: 256}}")
@@ -95,7 +95,7 @@ def _rescale(value: Any) -> str:
     try:
         rope_scaling.parse(value)
     except PEStudyError as refusal:
-        raise ValueError(str(refusal)) from None
+        raise problem(str(refusal)) from None
     return value
 
 

@@ -117,7 +117,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     document = overlays.read(path, RecipeError, _inline_plan)
     for override in overrides:
         document = overlays.override(document, override, RecipeError)
-        document = _inline_plan(document, Path(override))
+        document = _inline_plan(document, Path("override"))
     recipe = schema.validate(Recipe, document, RecipeError)
     _check(recipe, document)
     recipe = recipe.model_copy(update={"encodings": _resolve_encodings(recipe, document)})
@@ -193,7 +193,7 @@ def _resolve_encodings(recipe: Recipe, document: Document) -> tuple[EncodingSpec
 
     resolved = []
     for index, spec in enumerate(recipe.encodings):
-        where = f"{document.place(('encodings', index))}: encodings.{index}"
+        where = f"{document.latest(('encodings', index))}: encodings.{index}"
         given = encodings.validate_options(spec.name, spec.options, where)
         defaults = {key: default for key, (_, default) in encodings.options(spec.name).items()}
         resolved.append(spec.model_copy(update={"options": defaults | given}))
@@ -220,7 +220,7 @@ def _build(recipe: Recipe, spec: EncodingSpec, where: str) -> None:
                 initializer_range=model.initializer_range,
                 **spec.options,
             )
-    except PEStudyError as refusal:
+    except (PEStudyError, ValueError) as refusal:
         raise RecipeError(f"{where}: {refusal}") from None
 
 

@@ -6,6 +6,7 @@ reference table alike. Text is never a number, true is never 1, and 1e4 is a who
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import unicodedata
@@ -51,13 +52,11 @@ class Accepts:
     def _validate(self, value: Any) -> Any:
         try:
             return self.parse(value)
+        except PydanticCustomError:  # a `problem`; pydantic makes it a ValueError
+            raise
         except ValueError as refusal:
-            raise refused(str(refusal) or self.phrase) from None
-
-
-def refused(accepted: str) -> PydanticCustomError:
-    """The error of a validator that refuses its input, naming what would be accepted."""
-    return PydanticCustomError("refused", "{accepted}", {"accepted": accepted})
+            accepted = str(refusal) or self.phrase
+            raise PydanticCustomError("refused", "{accepted}", {"accepted": accepted}) from None
 
 
 def problem(message: str) -> PydanticCustomError:
@@ -100,13 +99,15 @@ def number(
 
 def choice(*options: str) -> Accepts:
     """One of a few words."""
+    phrase = f"one of {', '.join(options)}"
 
     def parse(value: Any) -> str:
         if value in options and isinstance(value, str):
             return value
-        raise ValueError(did_you_mean(value, options) if isinstance(value, str) else "")
+        close = difflib.get_close_matches(str(value), options, n=1)
+        raise ValueError(f'{phrase} (did you mean "{close[0]}"?)' if close else "")
 
-    return Accepts(f"one of {', '.join(options)}", parse)
+    return Accepts(phrase, parse)
 
 
 def text(what: str = "text") -> Accepts:
@@ -223,7 +224,9 @@ def _whole(value: Any, least: int, tokens: bool) -> int:
 
 def _explain(invalid: ValidationError, section: type[Section], document: Document) -> str:
     """One line for the first problem; unknown keys first, since they explain the missing ones."""
-    errors = sorted(invalid.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    parents = {found["loc"][:depth] for found in invalid.errors() for depth in range(len(found["loc"]))}
+    errors = [found for found in invalid.errors() if found["loc"] not in parents]  # not "too short" as well
+    errors.sort(key=lambda found: found["type"] != "extra_forbidden")
     first = errors[0]
     path: KeyPath = tuple(first["loc"])
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
@@ -232,7 +235,7 @@ def _explain(invalid: ValidationError, section: type[Section], document: Documen
 
 def _message(found: ErrorDetails, section: type[Section]) -> str:
     kind, path = found["type"], tuple(found["loc"])
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "invalid_key"):
         return f"unknown key; {_suggest(path, section)}"
     if kind == "missing":
         return "this key is required"

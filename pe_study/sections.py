@@ -23,6 +23,13 @@ def _tokenizer(value: Any) -> str:
     return f"bpe:{whole(258, tokens=True).parse(int(size) if size.isdigit() else size)}"
 
 
+def _betas(value: Any) -> tuple[float, float]:
+    beta = number(least=0, below=1)
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError
+    return beta.parse(value[0]), beta.parse(value[1])
+
+
 class EncodingSpec(Section):
     """One position encoding: every key beside these three is an option of the encoding itself."""
 
@@ -130,8 +137,8 @@ class TrainSpec(Section):
         0.1, description="last learning rate over the peak"
     )
     weight_decay: Annotated[float, number(least=0)] = Field(0.1, description="AdamW, on matrices only")
-    betas: tuple[Annotated[float, number(least=0, below=1)], Annotated[float, number(least=0, below=1)]] = (
-        Field((0.9, 0.95), description="AdamW's two decay rates")
+    betas: Annotated[tuple[float, float], Accepts("two numbers of at least 0 and below 1", _betas)] = Field(
+        (0.9, 0.95), description="AdamW's two decay rates"
     )
     grad_clip: Annotated[float | None, optional(number(above=0))] = Field(
         1.0, description="largest gradient norm; null: no clipping"

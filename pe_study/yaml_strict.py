@@ -68,6 +68,11 @@ class Document:
             path = path[:-1]
         return self.places[path]
 
+    def latest(self, path: KeyPath) -> Place:
+        """The place of `path`, or of an override of something inside it."""
+        inside = [place for known, place in self.places.items() if known[: len(path)] == path]
+        return next((place for place in inside if place.line is None), self.place(path))
+
 
 def dotted(path: KeyPath) -> str:
     """`("encodings", 1, "label")` as `encodings.1.label`, the spelling of an override."""
@@ -105,20 +110,26 @@ def read_mapping(path: str | Path, error: type[PEStudyError] = RecipeError, aske
     return document
 
 
-def parse(text: str, file: str, error: type[PEStudyError] = RecipeError) -> Document:
-    """The value of one YAML document; `file` is what messages call it. Raises `error`, never another."""
+def parse(
+    text: str, file: str, error: type[PEStudyError] = RecipeError, inside: KeyPath | None = None
+) -> Document:
+    """The value of one YAML document; `file` is what messages call it. Raises `error`, never another.
+
+    `inside` is the key path that the text is the value of, where it is no file and has no lines.
+    """
+    converter = _Converter(file, error, has_lines=inside is None)
+    root = inside or ()
     try:
         node = yaml.compose(text, Loader=_Loader)
         if node is None:
-            return Document(None, {(): Place(file, 1)})
-        converter = _Converter(file, error)
-        return Document(converter.convert(node, ()), converter.places)
+            return Document(None, {root: converter.place(0)})
+        return Document(converter.convert(node, root), converter.places)
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
-        place = Place(file, None if mark is None else mark.line + 1)
+        place = converter.place(mark.line if mark else 0)
         raise error(f"{place}: not valid YAML: {problem.problem or problem.context}") from None
     except yaml.reader.ReaderError as problem:
-        place = Place(file, text.count("\n", 0, problem.position) + 1)
+        place = converter.place(text.count("\n", 0, problem.position))
         raise error(f"{place}: not valid YAML: a character that text cannot hold") from None
     except RecursionError:
         raise error(f"{file}: nested too deeply") from None
@@ -170,22 +181,27 @@ def _read_text(path: Path, error: type[PEStudyError], asked_by: str) -> str:
 class _Converter:
     """Turns a node graph into plain data, recording the place of every key path."""
 
-    def __init__(self, file: str, error: type[PEStudyError]) -> None:
+    def __init__(self, file: str, error: type[PEStudyError], has_lines: bool) -> None:
         self.file = file
         self.error = error
+        self.has_lines = has_lines
         self.places: dict[KeyPath, Place] = {}
         self.open: set[int] = set()
         self.num_nodes = 0
 
     def fail(self, node: yaml.Node, path: KeyPath, message: str) -> PEStudyError:
         key = f"{dotted(path)}: " if path else ""
-        return self.error(f"{self.file}:{node.start_mark.line + 1}: {key}{message}")
+        return self.error(f"{self.place(node.start_mark.line)}: {key}{message}")
+
+    def place(self, line: int) -> Place:
+        """The place of a line that PyYAML counts from 0."""
+        return Place(self.file, line + 1 if self.has_lines else None)
 
     def convert(self, node: yaml.Node, path: KeyPath) -> Any:
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES:
             raise self.fail(node, path, f"aliases expand to more than {MAX_NODES} values")
-        self.places.setdefault(path, Place(self.file, node.start_mark.line + 1))
+        self.places.setdefault(path, self.place(node.start_mark.line))
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         if node.tag not in (_TAG + "seq", _TAG + "map"):
@@ -208,14 +224,14 @@ class _Converter:
         for key_node, value_node in node.value:
             is_merge = key_node.tag == _TAG + "merge"
             key = "<<" if is_merge else self.key(key_node, path)
-            line = key_node.start_mark.line + 1
+            line = key_node.start_mark.line
             if key in lines:
-                raise self.fail(key_node, (*path, key), f"found twice; first on line {lines[key]}")
+                raise self.fail(key_node, (*path, key), f"found twice; first on line {lines[key] + 1}")
             lines[key] = line
             if is_merge:
                 merged = self.merge(value_node, path)
             else:
-                self.places[(*path, key)] = Place(self.file, line)
+                self.places[(*path, key)] = self.place(line)
                 own[key] = self.convert(value_node, (*path, key))
         return {**merged, **own}
 
