@@ -160,8 +160,8 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def provenance(**facts: Any) -> dict[str, Any]:
-    """What a reader needs to redo or doubt a number: versions, git commit, machine, command, time, and `facts`
-    (device, kernel, hashes, …)."""
+    """What a reader needs to redo or doubt a number: versions, git commit, machine, command, time, and
+    `facts` (device, kernel, hashes, …)."""
     return {
         **facts,
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),

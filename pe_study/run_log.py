@@ -1,0 +1,100 @@
+"""What a run says while it trains: `metrics.jsonl`, a progress bar, and Accelerate's trackers."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from tqdm import tqdm
+
+from pe_study import runs
+from pe_study.errors import RecipeError
+from pe_study.recipe import Recipe, RunSpec, training_values
+from pe_study.updates import Update
+
+
+class RunLog:
+    """Open the logs of one run on the main process; elsewhere it says nothing."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: RunSpec,
+        folder: Path,
+        accelerator: Accelerator,
+        *,
+        start: int,
+        progress: bool,
+    ) -> None:
+        self.recipe, self.accelerator = recipe, accelerator
+        self._main = accelerator.is_main_process
+        self._metrics = runs.Metrics(folder, after_step=start) if self._main else None
+        self._bar = tqdm(
+            total=recipe.train.steps,
+            initial=start,
+            desc=run.run_id,
+            unit="step",
+            file=sys.stderr,
+            disable=not (progress and self._main),
+            dynamic_ncols=True,
+        )
+        self._steps, self._seconds = 0, 0.0  # since the last line
+        if recipe.train.log_with:
+            accelerator.project_configuration.set_directories(str(folder))
+            name = {"wandb": {"name": run.run_id}}
+            accelerator.init_trackers(recipe.name, config=training_values(recipe, run), init_kwargs=name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+        if self._metrics:
+            self._metrics.close()
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
+        self.accelerator.trackers = []
+
+    def log(self, step: int, update: Update, validation: Mapping[str, float | None]) -> dict[str, Any]:
+        """Write the line of `step` (counted from 1) and return it."""
+        row: dict[str, Any] = {
+            "step": step,
+            "tokens": step * self.recipe.train.batch_tokens,
+            "loss": update.loss,
+            "lr": update.lr,
+            "grad_norm": update.grad_norm if math.isfinite(update.grad_norm) else None,
+            "tokens_per_second": self._speed(),
+            **validation,
+        }
+        if self._metrics:
+            self._metrics.append(row)
+        self.accelerator.log({key: value for key, value in row.items() if key != "step"}, step=step)
+        speed = f"{row['tokens_per_second']:,.0f} tokens/s"
+        self._bar.set_postfix_str(f"loss {update.loss:.3f}, {speed}", refresh=False)
+        return row
+
+    def tick(self, seconds: float) -> None:
+        """Count one update, which took `seconds`."""
+        self._steps, self._seconds = self._steps + 1, self._seconds + seconds
+        self._bar.update()
+
+    def _speed(self) -> float:
+        """Tokens a second since the last line, validation and snapshots not counted."""
+        speed = self._steps * self.recipe.train.batch_tokens / self._seconds
+        self._steps, self._seconds = 0, 0.0
+        return round(speed, 1)
+
+
+def check_trackers(recipe: Recipe) -> None:
+    """RecipeError for a tracker that is not installed, which Accelerate would leave out without a word."""
+    for name in recipe.train.log_with:
+        if name not in [str(tracker) for tracker in get_available_trackers()]:
+            raise RecipeError(f"{recipe.path}: train.log_with: {name} is not installed (pip install {name})")

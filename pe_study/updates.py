@@ -1,0 +1,184 @@
+"""One update of the weights: micro-batches, the mean over all targets, the finite check, clipping, AdamW.
+
+Shapes: B sequences, T tokens. A sequence of a step has a slot, 0 … S-1; processes share the slots out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from pe_study.data import IGNORED, Batch, TrainBatches
+from pe_study.errors import NonFiniteLossError
+from pe_study.schedules import learning_rate, total_learning_rate
+
+if TYPE_CHECKING:
+    from pe_study.model import PEStudyForCausalLM
+    from pe_study.recipe import Recipe, RunSpec
+
+PADDING = -1  # a slot that is not there
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update did: mean loss (nats a target), gradient norm before clipping, learning rate, and
+    whether any process was asked to stop."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+    stop: bool
+
+
+class Updater:
+    """The model and its optimizer on this process, prepared by Accelerate, and the update at a step."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: RunSpec,
+        accelerator: Accelerator,
+        model: PEStudyForCausalLM,
+        batches: TrainBatches,
+    ) -> None:
+        self.train = recipe.train
+        self.seed = run.seed
+        self.accelerator = accelerator
+        self.batches = batches
+        optimizer = make_optimizer(recipe, run, model, accelerator.device)
+        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        tokens = self.train.micro_batch_tokens or self.train.batch_tokens
+        self.micro_sequences = max(tokens // self.train.length, 1)
+
+    def update(self, step: int, *, stop: bool = False) -> Update:
+        """Make update `step` (0, 1, …). NonFiniteLossError, the weights untouched, on every process when the
+        loss or the gradient norm is not finite on any."""
+        torch.manual_seed(dropout_seed(self.seed, self.accelerator.process_index, step))
+        lr = learning_rate(self.train, step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["lr_mult"]
+        loss = self._backward(step)
+        grads = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+        self.accelerator.unscale_gradients()
+        norm = _whole(nn.utils.get_total_norm(grads))
+        mean_loss, grad_norm, stops = self._agree(loss, norm, stop)
+        if not self._finite(mean_loss, grad_norm):
+            self.optimizer.zero_grad()
+            raise NonFiniteLossError(f"step {step + 1}: loss {mean_loss}, gradient norm {grad_norm}")
+        if self.train.grad_clip and grad_norm > self.train.grad_clip:
+            torch._foreach_mul_(grads, self.train.grad_clip / (grad_norm + 1e-6))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return Update(mean_loss, grad_norm, lr, stops > 0)
+
+    def _backward(self, step: int) -> Tensor:
+        """Leave the gradient of the mean loss in `.grad`; returns this process's part of that loss."""
+        accelerator = self.accelerator
+        parts = [self._load(step, slots) for slots in self._micro_batches()]
+        num_targets = self._count_targets(parts)
+        loss = torch.zeros((), device=accelerator.device)
+        for part in parts[:-1]:
+            with accelerator.no_sync(self.model):
+                loss += self._backward_part(part, num_targets)
+        return loss + self._backward_part(parts[-1], num_targets)
+
+    def _backward_part(self, batch: Batch, num_targets: int) -> Tensor:
+        loss = self.model(
+            input_ids=batch.ids_BT[:, :-1],
+            shift_labels=batch.targets_BT,
+            segment_ids=batch.segments_BT,
+            num_items_in_batch=num_targets,
+            use_cache=False,
+        ).loss
+        # Data-parallel engines average gradients over processes; ours are parts of one sum.
+        self.accelerator.backward(loss * self.accelerator.num_processes)
+        return loss.detach()
+
+    def _micro_batches(self) -> list[list[int]]:
+        accelerator = self.accelerator
+        return micro_batches(
+            self.batches.sequences_per_batch,
+            rank=accelerator.process_index,
+            num_processes=accelerator.num_processes,
+            size=self.micro_sequences,
+        )
+
+    def _load(self, step: int, slots: Sequence[int]) -> Batch:
+        batch = self.batches.batch(step, [max(slot, 0) for slot in slots])
+        for row, slot in enumerate(slots):
+            if slot == PADDING:
+                batch.targets_BT[row] = IGNORED
+        return to_device(batch, self.accelerator.device)
+
+    def _count_targets(self, parts: Sequence[Batch]) -> int:
+        """Targets of the step over all micro-batches and processes (case 14)."""
+        count = sum(int((part.targets_BT != IGNORED).sum()) for part in parts)
+        if self.accelerator.num_processes == 1:
+            return count
+        return int(self.accelerator.reduce(torch.tensor(count, device=self.accelerator.device)))
+
+    def _agree(self, loss: Tensor, norm: Tensor, stop: bool) -> list[float]:
+        """Loss summed, norm averaged and stops counted over all processes, in one exchange. The norm is equal
+        everywhere unless one process has a bad gradient; then all learn of it."""
+        facts = torch.stack([loss, norm / self.accelerator.num_processes, torch.full_like(loss, stop)])
+        if self.accelerator.num_processes > 1:
+            facts = self.accelerator.reduce(facts)
+        return facts.tolist()
+
+    def _finite(self, loss: float, grad_norm: float) -> bool:
+        scaler = self.accelerator.scaler
+        if scaler is not None:  # fp16: the scaler leaves out a step that overflows, and lowers its scale
+            return math.isfinite(loss) and scaler.get_scale() >= 1.0
+        return math.isfinite(loss) and math.isfinite(grad_norm)
+
+
+def make_optimizer(
+    recipe: Recipe, run: RunSpec, model: PEStudyForCausalLM, device: torch.device
+) -> torch.optim.AdamW:
+    """AdamW over the model's groups: decayed, not decayed, and position parameters with their `lr_mult`."""
+    train = recipe.train
+    groups = model.parameter_groups(
+        weight_decay=train.weight_decay,
+        lr_total=total_learning_rate(train),
+        lr_mult=run.encoding.lr_mult,
+    )
+    betas = (train.betas[0], train.betas[1])
+    return torch.optim.AdamW(groups, lr=train.lr, betas=betas, fused=device.type in ("cpu", "cuda"))
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on `device`."""
+    segments_BT = None if batch.segments_BT is None else batch.segments_BT.to(device)
+    return replace(
+        batch,
+        ids_BT=batch.ids_BT.to(device),
+        targets_BT=batch.targets_BT.to(device),
+        segments_BT=segments_BT,
+    )
+
+
+def dropout_seed(seed: int, process: int, step: int) -> int:
+    """A seed for the dropout of one process at one step: all distinct, none to save (case 48)."""
+    return int(np.random.SeedSequence([seed, process, step]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def micro_batches(num_slots: int, *, rank: int, num_processes: int, size: int) -> list[list[int]]:
+    """The slots of one process, at most `size` at a time. Every process gets as many micro-batches of the
+    same sizes, since sharded engines meet in each forward; where slots run out, PADDING stands in."""
+    share = -(-num_slots // num_processes)
+    mine = list(range(rank, num_slots, num_processes))
+    mine += [PADDING] * (share - len(mine))
+    return [mine[start : start + size] for start in range(0, share, size)]
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """The norm of a sharded gradient is a sharded tensor; its plain value."""
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
