@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pe_study import __version__, flags, listing, shipped, terminal
+from pe_study import __version__, flags, layout, shipped, terminal
 from pe_study.errors import Interrupted, PEStudyError
 
 app = typer.Typer(
@@ -25,11 +25,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+LISTS = (
+    "encodings, rescales, protocols, kernels, corpora, tokenizers, recipes, plans, keys, runs; or a recipe"
+)
+
 RecipePath = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe, for example recipes/demo.yaml")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...", help="override a key of the recipe: train.lr=3e-4", show_default=False
+        metavar="KEY=VALUE", help="override a key of the recipe: train.lr=3e-4", show_default=False
     ),
 ]
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="where the runs lie")]
@@ -52,7 +56,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="print the vers
         terminal.say(f"{terminal.PROGRAM} {__version__}")
 
 
-@app.command(epilog="Example: pe-study train recipes/demo.yaml train.steps=100 --only encoding=rope,seed=0")
+@app.command(epilog="Example: pe-study train recipes/demo.yaml train.steps=100 --only seed=0")
 def train(
     recipe: RecipePath,
     overrides: Overrides = None,
@@ -60,9 +64,9 @@ def train(
     only: Only = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train every encoding and seed of a recipe; finished runs are skipped.
+    """Train every encoding and seed of a recipe.
 
-    Several processes: accelerate launch -m pe_study train RECIPE
+    Finished runs are skipped. Several processes: accelerate launch -m pe_study train RECIPE
     """
     _train(recipe, overrides or [], runs, flags.only(only), dry_run)
 
@@ -72,7 +76,7 @@ def _train(path: str, overrides: list[str], runs: Path, only: dict[str, str], dr
 
     loaded = recipes.load(shipped.find(path), overrides)
     if dry_run:
-        from pe_study.costs import describe
+        from pe_study.forecast import describe
 
         terminal.say(describe(loaded, runs, only))
     else:
@@ -86,60 +90,79 @@ def _train(path: str, overrides: list[str], runs: Path, only: dict[str, str], dr
 @flags.with_plan_flags
 def evaluate(
     targets: Annotated[
-        list[str],
-        typer.Argument(metavar="TARGET...", help="a run, a study, a Hugging Face id or folder, a GGUF"),
+        list[str], typer.Argument(metavar="TARGET", help="a run, study, Hugging Face id or folder, GGUF")
     ],
     plan: Annotated[
         str | None, typer.Option("--plan", metavar="PLAN", help="a plan, for example evals/length.yaml")
     ] = None,
     runs: Runs = Path("runs"),
-    output: Annotated[Path | None, _output("where results go")] = None,
+    output: Annotated[Path | None, _output("where results go [default: beside the study]")] = None,
     only: Only = None,
     dry_run: DryRun = False,
+    kernel: Annotated[str, typer.Option(metavar="KERNEL", help="attention: see ls kernels")] = "auto",
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float32, bfloat16 or float16")] = "float32",
+    revision: Annotated[str | None, typer.Option(metavar="REV", help="commit of a Hugging Face id")] = None,
+    gguf_file: Annotated[str | None, typer.Option(metavar="FILE", help="GGUF file inside the target")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="run code that comes with a checkpoint")
+    ] = False,
     **plan_flags: str | None,
 ) -> None:
-    """Evaluate runs, studies and checkpoints at the lengths and rescales of a plan.
+    """Evaluate runs and checkpoints at several lengths.
 
-    Without --plan a study uses the plan of its recipe. The flags below change single keys of the plan.
+    Without --plan a study uses the plan of its recipe. The flags from --name on change single keys of it.
     """
     names, overrides = flags.split_overrides(targets)
     overrides += flags.plan_overrides(plan_flags)
-    _evaluate(names, plan, overrides, runs, output, flags.only(only), dry_run)
+    loading = {
+        "kernel": kernel,
+        "dtype": dtype,
+        "revision": revision,
+        "gguf_file": gguf_file,
+        "trust_remote_code": trust_remote_code,
+    }
+    _evaluate(names, plan, overrides, runs, output=output, only=flags.only(only), dry_run=dry_run, **loading)
 
 
 def _evaluate(
-    targets: Sequence[str],
-    plan_path: str | None,
-    overrides: Sequence[str],
-    runs: Path,
-    output: Path | None,
-    only: dict[str, str],
-    dry_run: bool = False,
+    targets: Sequence[str], plan_path: str | None, overrides: Sequence[str], runs: Path, **options: Any
 ) -> None:
     """Every target, whatever happens to the others; then the first failure is raised."""
-    from pe_study.evaluators import study
-    from pe_study.plan import load_plan
-
     failures: list[PEStudyError] = []
     for target in targets:
         try:
-            source = shipped.find(plan_path) if plan_path else study.default_plan(target, runs)
-            plan = load_plan(source, overrides)
-            terminal.say(str(study.evaluate(target, plan, runs_root=runs, output=output, only=only)))
+            _evaluate_one(target, plan_path, overrides, runs, **options)
         except PEStudyError as error:
             failures.append(error)
             if len(targets) > 1:
                 terminal.complain(f"{target}: {error}")
-    if failures and len(targets) > 1:
+    if len(targets) > 1 and failures:
         raise type(failures[0])(f"{len(failures)} of {len(targets)} targets failed")
     if failures:
         raise failures[0]
 
 
+def _evaluate_one(
+    target: str, plan_path: str | None, overrides: Sequence[str], runs: Path, **options: Any
+) -> None:
+    from pe_study.evaluators import study
+    from pe_study.plan import load_plan
+
+    if plan_path:
+        plan = load_plan(shipped.find(plan_path), overrides)
+    else:
+        plan = study.default_plan(target, runs).with_overrides(overrides)
+    done = study.evaluate(target, plan, runs_root=runs, **options)
+    if isinstance(done, list):
+        terminal.say(layout.table(done))
+    else:
+        terminal.say(f"{done}")
+
+
 @app.command(epilog="Example: pe-study report runs/demo --output reports/demo")
 def report(
     studies: Annotated[
-        list[str], typer.Argument(metavar="STUDY...", help="evaluated studies: runs/demo, or demo")
+        list[str], typer.Argument(metavar="STUDY", help="evaluated studies: runs/demo, or demo")
     ],
     runs: Runs = Path("runs"),
     output: Annotated[Path | None, _output("where the page goes [default: reports/NAME]")] = None,
@@ -148,7 +171,10 @@ def report(
     ] = None,
     title: Annotated[str | None, typer.Option("--title", help="title of the page")] = None,
 ) -> None:
-    """Write the page of a study (index.html, report.md, figures, tables) and print its path."""
+    """Write the page of a study and print its path.
+
+    The folder holds index.html, report.md, figures and tables.
+    """
     _report(studies, runs, output, view=shipped.find(view) if view else None, title=title)
 
 
@@ -168,39 +194,47 @@ def run(
     only: Only = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train, evaluate and report a recipe; what is finished is not done again."""
+    """Train, evaluate and report a recipe.
+
+    What is finished is not done again.
+    """
     picked = flags.only(only)
     study = _train(recipe, overrides or [], runs, picked, dry_run)
     if not dry_run:
-        _evaluate([str(study)], None, [], runs, None, picked)
+        _evaluate([str(study)], None, [], runs, only=picked)
         _report([study], runs, output)
 
 
 @app.command(epilog="Example: pe-study validate recipes/*.yaml evals/*.yaml")
 def validate(
-    paths: Annotated[list[str], typer.Argument(metavar="FILE...", help="recipes and plans")],
+    paths: Annotated[list[str], typer.Argument(metavar="FILE", help="recipes and plans")],
 ) -> None:
-    """Check recipes and plans without running them; key=value overrides apply to each recipe."""
+    """Check recipes and plans without running them.
+
+    Overrides (key=value) apply to each recipe.
+    """
+    from pe_study.listing import validated
+
     names, overrides = flags.split_overrides(paths)
     for name in names:
-        terminal.say(listing.validated(shipped.find(name), overrides))
+        terminal.say(validated(shipped.find(name), overrides))
 
 
 @app.command("ls", epilog="Example: pe-study ls encodings rescales")
 def ls(
     what: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[WHAT]...", help=f"{', '.join(listing.KINDS)}, or a recipe", show_default=False
-        ),
+        typer.Argument(metavar="WHAT", help=LISTS, show_default=False),
     ] = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """List what there is to choose from, the runs and how far they are, or what a recipe costs."""
-    for number, name in enumerate(what or listing.KINDS):
-        if number:
-            terminal.say()
-        terminal.say(listing.listed(name, runs))
+    """List what can be chosen, and the runs.
+
+    The name of a recipe lists its size and cost.
+    """
+    from pe_study.listing import SHORT, listed
+
+    terminal.say("\n\n".join(listed(name, runs) for name in what or SHORT))
 
 
 def _command(argv: Sequence[str] | None) -> int:

@@ -11,24 +11,22 @@ from typing import Annotated, Any
 
 import typer
 
-from pe_study.errors import UsageError, did_you_mean
+from pe_study import schema
+from pe_study.errors import UsageError
 from pe_study.plan import Plan
 
-ONLY_KEYS = ("encoding", "label", "seed")
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
 _PLAIN = re.compile(r"[\w.+-]+")
 _SINGULAR = {"rescales": "rescale", "protocols": "protocol"}
 
 
 def only(text: str | None) -> dict[str, str]:
-    """`encoding=rope,seed=0` -> {"encoding": "rope", "seed": "0"}; UsageError names what may be picked by."""
+    """`encoding=rope,seed=0` -> {"encoding": "rope", "seed": "0"}; UsageError for what is not key=value."""
     picked: dict[str, str] = {}
     for item in (text or "").split(",") if text else []:
         key, sign, value = item.partition("=")
         if not sign or not value.strip():
             raise UsageError(f'--only: "{item}" is not key=value, for example encoding=rope,seed=0')
-        if key.strip() not in ONLY_KEYS:
-            raise UsageError(f'--only: unknown key "{key.strip()}"; {did_you_mean(key.strip(), ONLY_KEYS)}')
         picked[key.strip()] = value.strip()
     return picked
 
@@ -90,8 +88,15 @@ def _option(key: str) -> Any:
     info = typer.Option(
         *dict.fromkeys(names),
         metavar="A,B,…" if _is_list(key) else "VALUE",
-        help=Plan.model_fields[key].description,
+        help=_help(key),
         rich_help_panel="Plan",
         show_default=False,
     )
     return Annotated[str | None, info]
+
+
+def _help(key: str) -> str:
+    """What the key means, and the words it takes where they are few."""
+    accepted = {name: phrase for name, phrase, _, _ in schema.reference(Plan)}[key]
+    words = f" [{accepted}]" if accepted.startswith(("one of", "true")) else ""
+    return f"{Plan.model_fields[key].description}{words}"

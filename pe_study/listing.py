@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from pe_study import encodings, plan, recipe, rope_scaling, runs, shipped, yaml_strict
+from pe_study import encodings, forecast, layout, plan, recipe, rope_scaling, runs, schema, shipped, yaml_strict
 from pe_study.errors import UsageError, did_you_mean
 
 KERNELS = {
@@ -54,10 +55,17 @@ def _shipped(folder: str) -> Callable[[Path], Iterable[tuple[str, str]]]:
     return lambda root: [(name, _comment(shipped.find(name))) for name in shipped.names(folder)]
 
 
+def _keys(root: Path) -> Iterable[tuple[str, str]]:
+    return [(key, f"{text} ({accepted})") for key, accepted, _, text in schema.reference(recipe.Recipe)]
+
+
 def _comment(path: Path) -> str:
-    """The first comment line of a YAML file: what it is for."""
-    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.lstrip("# ") if first.startswith("#") else ""
+    """The first sentence of the comment that opens a YAML file: what it is for."""
+    lines = itertools.takewhile(
+        lambda line: line.startswith("#"), path.read_text(encoding="utf-8").split("\n")
+    )
+    sentence, _, _ = " ".join(line.lstrip("# ") for line in lines).partition(". ")
+    return sentence.rstrip(".")
 
 
 KINDS: dict[str, Callable[[Path], Iterable[tuple[str, str]]]] = {
@@ -70,18 +78,23 @@ KINDS: dict[str, Callable[[Path], Iterable[tuple[str, str]]]] = {
     "recipes": _shipped("recipes"),
     "plans": _shipped("evals"),
     "runs": _runs,
+    "keys": _keys,
 }
+SHORT = tuple(KINDS)[:-1]  # without the keys, which fill pages
 
 
 def listed(kind: str, root: Path) -> str:
-    """One kind of thing as a titled table of two columns; UsageError for a kind that is none."""
+    """One kind of thing as a titled table of two columns, or what the recipe of that name costs.
+
+    Raises UsageError for a name that is neither, RecipeError for a recipe that cannot be read.
+    """
+    if Path(kind).suffix in (".yaml", ".yml"):
+        return forecast.describe(recipe.load(shipped.find(kind)), root, {})
     if kind not in KINDS:
-        raise UsageError(
-            f'ls: nothing to list by the name "{kind}"; {did_you_mean(kind, KINDS)}'
-        )
+        raise UsageError(f'ls: nothing to list by the name "{kind}"; {did_you_mean(kind, KINDS)}')
     rows = list(KINDS[kind](root))
-    width = max(len(name) for name, _ in rows)
-    return "\n".join([kind, *(f"  {name:{width}}  {text}".rstrip() for name, text in rows)])
+    width = 2 + max(len(name) for name, _ in rows)
+    return "\n".join([kind, *(layout.hanging(f"  {name:{width}}", text) for name, text in rows)])
 
 
 def validated(path: Path, overrides: Sequence[str]) -> str:
