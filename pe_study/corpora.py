@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -23,22 +23,12 @@ from pe_study.cache import digest
 from pe_study.errors import DataError, did_you_mean
 from pe_study.sources import Source, Texts
 
+if TYPE_CHECKING:
+    from pe_study.sections import DataSpec
+
 Split = Literal["train", "validation", "all"]
 BUILT_IN = ("stdlib",)
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
-
-
-class DataSpec(Protocol):
-    """The keys of a recipe's `data` that this module reads."""
-
-    corpus: str
-    tokenizer: str
-    validation_fraction: float
-    text_field: str
-    config: str | None
-    split: str
-    validation_split: str | None
-    revision: str | None
 
 
 @dataclass(frozen=True)

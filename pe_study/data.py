@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from pe_study.corpora import Corpus, DataSpec, TextDocument, load_corpus, open_corpus
+from pe_study.corpora import Corpus, TextDocument, load_corpus, open_corpus
 from pe_study.errors import DataError
 from pe_study.evaluation_sets import EvaluationSet, evaluation_documents, overlapping
 from pe_study.tokenization import Document, Tokenizer, check_vocabulary, load_tokenizer
@@ -24,7 +24,6 @@ __all__ = [
     "Batch",
     "Chunks",
     "Corpus",
-    "DataSpec",
     "Document",
     "EvaluationSet",
     "TextDocument",
@@ -114,8 +113,8 @@ class Chunks:
     def _too_short(self) -> str:
         if self._starts is not None:
             return (
-                f"train.length {self.length} is longer than every document of {self.split.label}: the longest "
-                f"has {self.split.lengths.max()} tokens, {self.length + 1} are needed\n"
+                f"{self.split.label} has no document of {self.length + 1} tokens, as train.length "
+                f"{self.length} and within-document packing need: the longest has {self.split.lengths.max()}\n"
                 "lower train.length, or set data.packing to concatenate"
             )
         return (
@@ -149,7 +148,8 @@ class TrainBatches:
         )
         if self.num_chunks < self.sequences_per_batch and not partial:
             raise DataError(
-                f"{split.label} makes {self.num_chunks} chunks of {length} tokens, one batch needs {self.sequences_per_batch}: lower train.batch_tokens, or add text"
+                f"{split.label} makes {self.num_chunks} chunks of {length} tokens, one batch needs "
+                f"{self.sequences_per_batch}: lower train.batch_tokens, or add text"
             )
 
     @property

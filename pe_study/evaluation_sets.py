@@ -33,10 +33,10 @@ def evaluation_documents(
     source: TokenizedSplit | Sequence[Document],
     *,
     longest_length: int,
-    num_documents: int,
+    num_documents: int | None,
     unit: Unit = "document",
 ) -> EvaluationSet:
-    """At most `num_documents` documents of at least `longest_length + 1` tokens, or the split as one stream.
+    """At most `num_documents` (None: all) documents of at least `longest_length + 1` tokens, or the split as one stream.
 
     A document is cut to a multiple of `longest_length`, and one more. The choice depends on the texts alone,
     not on their order or number. Raises DataError when nothing is long enough.
@@ -46,8 +46,8 @@ def evaluation_documents(
     lengths = (
         source.lengths if isinstance(source, TokenizedSplit) else np.array([len(each) for each in source])
     )
-    eligible = np.flatnonzero(lengths > longest_length)
-    if not len(eligible):
+    eligible = np.flatnonzero(lengths > longest_length).tolist()
+    if not eligible:
         raise DataError(
             f"no document is long enough: the longest length {longest_length} needs {longest_length + 1} "
             f"tokens, the longest of {len(lengths)} documents has {max(lengths, default=0)}\n"

@@ -11,14 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pe_study import hub, token_bytes
 from pe_study.cache import cached_folder, digest
-from pe_study.corpora import Corpus, DataSpec
+from pe_study.corpora import Corpus
 from pe_study.errors import DataError
+
+if TYPE_CHECKING:
+    from pe_study.sections import DataSpec
 
 END_OF_TEXT = "<|endoftext|>"
 _TRAINER = "byte-level BPE, GPT-2 pattern, <|endoftext|> first; 1"  # part of the cache key

@@ -127,23 +127,20 @@ def _write(folder: Path, documents: Iterable[TextDocument], tokenizer: Tokenizer
     for batch in _batches(documents):
         encoded = tokenizer.encode_batch([document.text for document in batch])
         for text, document in zip(batch, encoded, strict=True):
-            known = document.token_bytes is not None
             ids.extend(np.append(document.ids, separator))
-            covered.extend(np.append(document.token_bytes if known else np.zeros(len(document), np.int64), 0))
+            bytes_known = np.zeros(len(document)) if document.token_bytes is None else document.token_bytes
+            covered.extend(np.append(bytes_known, 0))
             names.append(text.name)
             hashes.append(text.hash)
             lengths.append(len(document) + 1)
-            has_bytes.append(known)
+            has_bytes.append(document.token_bytes is not None)
     if not names:
-        raise DataError(
-            "no document is in this split (data.validation_fraction, data.validation_split): nothing to read"
-        )
-    dtypes = {"ids": ids.close(), "token_bytes": covered.close()}
-    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+        raise DataError("this split has no document (data.validation_fraction, data.validation_split)")
+    np.save(folder / "offsets.npy", np.cumsum([0, *lengths], dtype=np.int64))
     np.save(folder / "hashes.npy", np.array(hashes, dtype=np.uint64))
     np.save(folder / "has_bytes.npy", np.array(has_bytes, dtype=bool))
     write_json(folder / "names.json", names)
-    return {"tokenizer": tokenizer.name, "dtypes": dtypes}
+    return {"tokenizer": tokenizer.name, "dtypes": {"ids": ids.close(), "token_bytes": covered.close()}}
 
 
 def _batches(documents: Iterable[TextDocument]) -> Iterator[list[TextDocument]]:
