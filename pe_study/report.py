@@ -1,0 +1,200 @@
+"""From studies on disk to a page: index.html (self-contained, offline), report.md, figures/, tables/, report.json."""
+
+from __future__ import annotations
+
+import functools
+import html
+import io
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markupsafe
+import pandas as pd
+
+import pe_study
+from pe_study import drawing
+from pe_study.page import METRIC_NAMES, Page, Shown, Table, compose
+from pe_study.runs import claim_folder, write_json, write_text
+from pe_study.studies import Study, read_study
+from pe_study.view import read_view
+
+MANIFEST = "report.json"
+
+
+def build(
+    studies: Sequence[Path | str],
+    output: Path | str | None = None,
+    *,
+    view: Path | str | None = None,
+    title: str | None = None,
+) -> Path:
+    """Read studies (folders of runs, evaluations of checkpoints), write their page; returns the path of index.html.
+
+    `output` None is reports/<names>/. UsageError for a missing study, an output that is not ours or a bad view;
+    DataError for results that cannot be read.
+    """
+    found = [read_study(path) for path in studies]
+    chosen = read_view(view)
+    folder = Path(output) if output is not None else Path("reports") / "-".join(study.name for study in found)
+    claim_folder(folder, ours=(MANIFEST,))
+    command = "pe-study report " + " ".join(shlex.quote(str(path)) for path in studies)
+    page = compose(found, chosen if title is None else _titled(chosen, title), command)
+    _write(page, found, folder)
+    return folder / "index.html"
+
+
+def _titled(view: Any, title: str) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(view, title=title)
+
+
+def _write(page: Page, studies: Sequence[Study], folder: Path) -> None:
+    write_json(
+        folder / MANIFEST, _manifest(page, studies)
+    )  # first: an interrupted report is still ours to replace
+    for name in ("figures", "tables"):
+        (folder / name).mkdir(exist_ok=True)
+    environment = _environment(page)
+    shown = [figure for section in page.sections for figure in section.figures]
+    inline = {item.figure.name: _save_figure(item, folder, environment.globals["colours"]) for item in shown}
+    for table in (table for section in page.sections for table in section.tables):
+        _save_csv(table.data, folder / "tables" / f"{table.name}.csv")
+    context = _context(page, inline)
+    write_text(folder / "index.html", environment.get_template("index.html.j2").render(context))
+    write_text(folder / "report.md", environment.get_template("report.md.j2").render(context))
+
+
+def _environment(page: Page) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pe_study"),
+        autoescape=lambda name: name is not None and ".html" in name,
+        trim_blocks=False,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters["emphasis"] = emphasis
+    environment.filters["markdown"] = markdown
+    looks = [*page.looks.values(), *(look for look in drawing_looks())]
+    environment.globals["colours"] = {**drawing.DARK, **{look.light: look.dark for look in looks}}
+    return environment
+
+
+def drawing_looks() -> list[Any]:
+    from pe_study.palette import COLOURS, Look
+
+    return [Look(light, dark, "solid", "o") for light, dark in COLOURS.values()]
+
+
+def emphasis(text: str) -> markupsafe.Markup:
+    """**bold** of a sentence as HTML; everything else is text."""
+    return markupsafe.Markup(re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", html.escape(text)))
+
+
+def markdown(table: Table) -> str:
+    """A table as GitHub's Markdown; the best cells in bold."""
+    lines = [
+        [column.text for column in table.columns],
+        ["--:" if c.numeric else "---" for c in table.columns],
+    ]
+    for row in table.rows:
+        lines.append([f"**{cell.text}**" if cell.kind == "best" else cell.text for cell in row])
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+
+
+# --- files -----------------------------------------------------------------------------------------------------
+
+
+def _save_figure(shown: Shown, folder: Path, pairs: dict[str, str]) -> dict[str, str]:
+    """Write the PNG and SVG of every size and theme, and its CSV; returns the inline SVGs of the page."""
+    figure = shown.figure
+    inline = {}
+    for size, suffix in (("two-column", ""), ("one-column", "-one-column")):
+        svg = drawing.render(figure, size, "svg")
+        base = folder / "figures" / f"{figure.name}{suffix}"
+        base.with_suffix(".svg").write_bytes(svg)
+        inline[size] = drawing.themed(svg, pairs, f"{figure.name}{suffix}")
+        if shown.chosen:
+            base.with_suffix(".png").write_bytes(drawing.render(figure, size, "png"))
+    _save_csv(figure.table, folder / "tables" / f"{figure.name}.csv")
+    return inline
+
+
+def _save_csv(frame: pd.DataFrame, path: Path) -> None:
+    out = io.StringIO()
+    frame.replace([math.inf, -math.inf], math.nan).to_csv(out, index=False, lineterminator="\n")
+    path.write_text(out.getvalue(), encoding="utf-8")
+
+
+def _context(page: Page, inline: dict[str, dict[str, str]]) -> dict[str, Any]:
+    sections = [
+        {
+            "slug": section.slug,
+            "title": section.title,
+            "notes": section.notes,
+            "figures": [_figure_context(shown, inline[shown.figure.name]) for shown in section.figures],
+            "tables": section.tables,
+        }
+        for section in page.sections
+    ]
+    return {
+        "page": {
+            **{name: getattr(page, name) for name in ("title", "facts", "findings", "warnings", "commands")},
+            "sections": sections,
+            "choices": _choices(page),
+            "provenance": [{"title": title, "entries": entries} for title, entries in page.provenance],
+            "version": pe_study.__version__,
+        },
+        "css": _asset("report.css"),
+        "script": _asset("report.js"),
+    }
+
+
+def _figure_context(shown: Shown, inline: dict[str, str]) -> dict[str, Any]:
+    figure = shown.figure
+    links = [("SVG", f"figures/{figure.name}.svg"), ("CSV", f"tables/{figure.name}.csv")]
+    if shown.chosen:
+        links.insert(0, ("PNG", f"figures/{figure.name}.png"))
+    return {
+        **{name: getattr(figure, name) for name in ("name", "title", "caption", "alt")},
+        "metric": shown.metric,
+        "protocol": shown.protocol,
+        "chosen": shown.chosen,
+        "wide": inline["two-column"],
+        "narrow": inline["one-column"],
+        "links": links,
+    }
+
+
+def _choices(page: Page) -> list[dict[str, Any]]:
+    def values(names: Sequence[str], chosen: str, texts: dict[str, str]) -> list[dict[str, Any]]:
+        return [{"slug": name, "text": texts.get(name, name), "chosen": name == chosen} for name in names]
+
+    return [
+        {"name": "metric", "title": "Show", "options": values(page.metrics, page.metric, METRIC_NAMES)},
+        {"name": "protocol", "title": "Protocol", "options": values(page.protocols, page.protocol, {})},
+    ]
+
+
+def _manifest(page: Page, studies: Sequence[Study]) -> dict[str, Any]:
+    """The page's words for scripts; also what marks a folder as ours."""
+    return {
+        "generator": f"pe_study {pe_study.__version__}",
+        "title": page.title,
+        "studies": [{"name": study.name, "path": str(study.path)} for study in studies],
+        "facts": dict(page.facts),
+        "findings": page.findings,
+        "warnings": page.warnings,
+        "figures": [shown.figure.name for section in page.sections for shown in section.figures],
+        "tables": [table.name for section in page.sections for table in section.tables],
+    }
+
+
+@functools.cache
+def _asset(name: str) -> markupsafe.Markup:
+    return markupsafe.Markup((Path(__file__).parent / "templates" / name).read_text(encoding="utf-8"))

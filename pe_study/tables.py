@@ -1,0 +1,197 @@
+"""From rows to the tables that figures, sentences and CSV files share.
+
+A *series* is one line of a figure: everything that is fixed while the length varies (`SERIES`). A *cell* is one
+series at one length and seed. Sums over documents and positions come first, then the division, then the mean over
+seeds of the NLL, and only then the exponential: perplexity = exp(mean NLL). Loss is nats per token, `nll`;
+bits per byte = nats / (ln 2 x bytes).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import special
+
+from pe_study import stats
+from pe_study.studies import Study
+
+SERIES = [
+    "study",
+    "encoding",
+    "label",
+    "rescale",
+    "protocol",
+    "stride",
+    "train_length",
+    "corpus",
+    "corpus_hash",
+    "tokenizer_hash",
+    "unit",
+    "bos",
+]
+# What the page calls a metric, and its unit on an axis.
+METRICS = {
+    "perplexity": "perplexity per token",
+    "bits_per_byte": "bits per byte",
+    "nll": "loss, nats per token",
+}
+LOST = ("unsupported", "oom", "error")  # statuses that leave a cell without a number
+MAX_EXPONENT = 709.78  # exp overflows float64 above it
+
+
+def cells(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row a series, length and seed: summed nll, tokens, bytes, windows, documents; nll and bits_per_byte.
+
+    A cell with a lost row keeps its place with that status and no number.
+    """
+    keys = [*SERIES, "length", "seed"]
+    scored = rows["num_tokens"] > 0
+    work = rows.assign(
+        nll_sum=rows["nll_sum"].where(scored, 0.0).fillna(np.inf),
+        bytes_known=rows["num_bytes"].notna(),
+        lost=rows["status"].astype(object).where(rows["status"].isin(LOST)),
+        counted=rows["document"].where(scored),
+    )
+    table = work.groupby(keys, dropna=False, observed=True).agg(
+        nll_sum=("nll_sum", "sum"),
+        num_tokens=("num_tokens", "sum"),
+        num_bytes=("num_bytes", "sum"),
+        bytes_known=("bytes_known", "all"),
+        num_windows=("num_windows", "sum"),
+        num_documents=("counted", "nunique"),
+        untrained_rows=("untrained_rows", "max"),
+        factor=("factor", "max"),
+        status=("lost", "first"),
+    )
+    table["status"] = table["status"].fillna("ok")
+    return _divide(table.reset_index())
+
+
+def _divide(table: pd.DataFrame) -> pd.DataFrame:
+    tokens = table["num_tokens"].where((table["num_tokens"] > 0) & (table["status"] == "ok"))
+    num_bytes = table["num_bytes"].where(table["bytes_known"] & (table["num_bytes"] > 0))
+    nll = table["nll_sum"] / tokens
+    return table.assign(nll=nll, bits_per_byte=nll * tokens / (math.log(2) * num_bytes))
+
+
+def over_seeds(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Mean and 95 % t interval over the seeds of each group, in every metric, as `stats.mean_interval` has them.
+
+    Seeds that are not finite are left out and counted in `lost_seeds`; one finite seed has no interval.
+    `overflow` marks a loss whose exponential leaves float64: its perplexity is null.
+    """
+    finite = np.isfinite(table["nll"])
+    work = table.assign(finite=finite, lost=table["status"].where(table["status"] != "ok"))
+    for metric in ("nll", "bits_per_byte"):
+        work[metric] = work[metric].where(finite)
+    groups = work.groupby(list(keys), dropna=False, observed=True, sort=False)
+    frame = groups.agg(num_seeds=("finite", "sum"), size=("finite", "size"), lost=("lost", "first"))
+    for metric in ("nll", "bits_per_byte"):
+        mean, margin = groups[metric].mean(), _margin(groups[metric])
+        frame = frame.assign(
+            **{metric: mean, f"{metric}_low": mean - margin, f"{metric}_high": mean + margin}
+        )
+    for column in ("num_documents", "num_tokens", "untrained_rows", "factor"):
+        if column in table:
+            frame[column] = groups[column].max()
+    frame["lost_seeds"] = frame.pop("size") - frame["num_seeds"]
+    frame["status"] = frame.pop("lost").fillna("not finite").where(frame["num_seeds"] == 0, "ok")
+    return _exponentiate(frame.reset_index())
+
+
+def _margin(group: Any) -> pd.Series:
+    """Half the width of the 95 % t interval of each group's mean; nan for one value."""
+    count = group.count()
+    quantile = special.stdtrit((count - 1).where(count > 1), 0.5 + stats.CONFIDENCE / 2)
+    return group.std() / np.sqrt(count) * quantile
+
+
+def _exponentiate(frame: pd.DataFrame) -> pd.DataFrame:
+    for end in ("", "_low", "_high"):
+        frame[f"perplexity{end}"] = perplexity(frame[f"nll{end}"])
+    frame["overflow"] = frame["nll"] > MAX_EXPONENT
+    return frame
+
+
+def perplexity(nll: pd.Series) -> pd.Series:
+    """exp(nll) in float64, nan (never infinity) where it does not fit."""
+    return np.exp(nll.astype("float64").where(nll <= MAX_EXPONENT))
+
+
+def length_curves(rows: pd.DataFrame) -> pd.DataFrame:
+    """Every series at every length: the table behind each length figure."""
+    return over_seeds(cells(rows), [*SERIES, "length"]).sort_values([*SERIES, "length"], ignore_index=True)
+
+
+def position_curves(rows: pd.DataFrame) -> pd.DataFrame:
+    """Loss by position bin of every series and length."""
+    keys = [*SERIES, "length", "seed", "position_lo", "position_hi"]
+    scored = rows[(rows["num_tokens"] > 0) & ~rows["status"].isin(LOST)]
+    scored = scored.assign(nll_sum=scored["nll_sum"].fillna(np.inf), bytes_known=scored["num_bytes"].notna())
+    table = scored.groupby(keys, dropna=False, observed=True).agg(
+        nll_sum=("nll_sum", "sum"),
+        num_tokens=("num_tokens", "sum"),
+        num_bytes=("num_bytes", "sum"),
+        bytes_known=("bytes_known", "all"),
+        num_documents=("document", "nunique"),
+    )
+    table = table.reset_index().assign(status="ok")
+    keys.remove("seed")
+    return over_seeds(_divide(table), keys)
+
+
+def main_table(curves: pd.DataFrame, metric: str, lengths: Sequence[int]) -> pd.DataFrame:
+    """Rows: label and rescale; columns: lengths; values: numbers, or the status as text where there is none."""
+    shown = curves[curves["length"].isin(lengths)]
+    text = shown["status"].where(shown[metric].isna(), None)
+    value = shown[metric].astype(object).where(shown[metric].notna(), text)
+    value = value.where(~(shown["overflow"] & (metric == "perplexity")), "overflow")
+    keyed = shown.assign(value=value).set_index(["study", "label", "rescale", "length"])["value"]
+    return keyed.unstack("length")
+
+
+def training(studies: Sequence[Study]) -> pd.DataFrame:
+    """The logged loss of every run: study, label, seed, step, loss (and validation loss where logged)."""
+    parts = []
+    for study in studies:
+        for run in study.runs:
+            if {"step", "loss"} <= set(run.metrics.columns):
+                kept = [name for name in ("step", "tokens", "loss", "val_loss", "lr") if name in run.metrics]
+                parts.append(run.metrics[kept].assign(study=study.name, label=run.label, seed=run.seed))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def cost(studies: Sequence[Study]) -> pd.DataFrame | None:
+    """Parameters, speed, time and memory of a training run by label, mean over seeds; None without any."""
+    records = []
+    for study in studies:
+        for run in study.runs:
+            parameters = run.provenance.get("parameters") or {}
+            speed = (
+                run.metrics["tokens_per_second"].median() if "tokens_per_second" in run.metrics else math.nan
+            )
+            records.append(
+                {
+                    "study": study.name,
+                    "label": run.label,
+                    "parameters": parameters.get("total"),
+                    "position_parameters": parameters.get("position"),
+                    "tokens_per_second": speed,
+                    "minutes": (run.finished.get("wall_seconds") or math.nan) / 60,
+                    "peak_memory_MiB": (run.finished.get("peak_memory_bytes") or math.nan) / 2**20,
+                    "kernel": run.provenance.get("kernel") or "",
+                    "device": run.provenance.get("device") or "",
+                }
+            )
+    if not records:
+        return None
+    frame = pd.DataFrame(records)
+    kinds = {name: "first" if name in ("kernel", "device") else "mean" for name in frame.columns[2:]}
+    numbers = [name for name, kind in kinds.items() if kind == "mean"]
+    frame[numbers] = frame[numbers].astype("float64")
+    table = frame.groupby(["study", "label"], sort=False).agg(kinds).reset_index()
+    return table.drop(columns="study") if frame["study"].nunique() == 1 else table

@@ -1,0 +1,65 @@
+"""What a report shows: reports/*.yaml, read strictly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pe_study.errors import UsageError, did_you_mean
+from pe_study.tables import METRICS
+from pe_study.yaml_strict import describe, read_mapping
+
+FIGURES = ("length", "position", "rescale", "training")
+TABLES = ("main", "verdicts", "cost", "cells")
+
+
+@dataclass(frozen=True)
+class View:
+    """A report's choices; the defaults show everything that the rows can show."""
+
+    title: str | None = None
+    metric: str = "bits_per_byte"
+    protocol: str | None = None
+    figures: tuple[str, ...] = FIGURES
+    tables: tuple[str, ...] = TABLES
+    lengths: tuple[int, ...] | None = None
+
+
+def read_view(path: Path | str | None) -> View:
+    """The view of a file, or the default one. UsageError naming file, line and key."""
+    if path is None:
+        return View()
+    document = read_mapping(path, UsageError)
+    names = [field.name for field in fields(View)]
+    values: dict[str, Any] = {}
+    for key, value in document.value.items():
+        where = f"{document.place((key,))}: {key}"
+        if key not in names:
+            raise UsageError(f"{where}: unknown key; {did_you_mean(str(key), names)}")
+        values[key] = _check(key, value, where)
+    return View(**values)
+
+
+def _check(key: str, value: Any, where: str) -> Any:
+    if key == "metric":
+        return _one_of(value, tuple(METRICS), where)
+    if value is None and key in ("title", "protocol", "lengths"):
+        return None
+    if key in ("title", "protocol"):
+        if not isinstance(value, str):
+            raise UsageError(f"{where}: found {describe(value)}; accepted: text or null")
+        return value
+    if not isinstance(value, list):
+        raise UsageError(f"{where}: found {describe(value)}; accepted: a list")
+    if key == "lengths":
+        if not value or not all(type(item) is int and item > 0 for item in value):
+            raise UsageError(f"{where}: accepted: positive whole numbers")
+        return tuple(value)
+    return tuple(_one_of(item, FIGURES if key == "figures" else TABLES, where) for item in value)
+
+
+def _one_of(value: Any, names: tuple[str, ...], where: str) -> str:
+    if value in names:
+        return str(value)
+    raise UsageError(f"{where}: found {describe(value)}; {did_you_mean(str(value), names)}")
