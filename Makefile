@@ -8,7 +8,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin
-INSTALL := $(RUN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(RUN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-slow check format
 .DEFAULT_GOAL := demo

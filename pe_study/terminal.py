@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 import traceback
@@ -81,11 +82,21 @@ def _our_fault(error: Exception) -> int:
 
 
 def _prepare_streams() -> None:
-    """UTF-8 in any locale; a warning is one line without source code."""
+    """UTF-8 in any locale, bytes of file names as they are; a warning is one line without source code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     warnings.showwarning = _show_warning
+    ours = logging.getLogger("pe_study")
+    ours.handlers = [_Complaints(logging.WARNING)]
+    ours.propagate = False
+
+
+class _Complaints(logging.Handler):
+    """Our modules' log records as lines on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        complain(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 def _show_warning(
