@@ -1,10 +1,171 @@
-"""Load any causal language model (run directory, Hugging Face id or folder, GGUF) at one declared length."""
+"""Load any causal language model (run directory, Hugging Face id or folder, GGUF) at one declared length.
+
+A rescale is written into the config before the model is built, so that no table is ever patched afterwards.
+"""
 
 from __future__ import annotations
 
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+
+import pe_study.model
+from pe_study import hf_rope, hub, rope_scaling, runs
+from pe_study.errors import CheckpointError, PEStudyError, RescaleError, UsageError, did_you_mean
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding", "pos_embed")
+HF_KERNELS = {
+    "auto": None,
+    "eager": "eager",
+    "sdpa": "sdpa",
+    "flex": "flex_attention",
+    "flash": "flash_attention_2",
+}
+
+
+def load_causal_lm(
+    source: str | Path,
+    rescale: str = "none",
+    length: int | None = None,
+    kernel: str = "auto",
+    dtype: str = "float32",
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
+    device_map: Any = None,
+) -> tuple[Any, Any]:
+    """(model, tokenizer) of `source`, built for one declared `length` (None: the checkpoint's own).
+
+    source: a run directory, a Hugging Face id or folder, or a .gguf file. rescale: as in `rope_scaling`.
+    The model is in evaluation mode. Raises CheckpointError for what cannot be loaded, RescaleError where the
+    model cannot take the rescale, UsageError for an unknown dtype or kernel.
+    """
+    checkpoint = open_checkpoint(
+        source, dtype=dtype, revision=revision, gguf_file=gguf_file, trust_remote_code=trust_remote_code
+    )
+    return checkpoint.load(rescale, length, kernel, device_map), checkpoint.tokenizer()
+
+
+def open_checkpoint(
+    source: str | Path,
+    *,
+    dtype: str = "float32",
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
+) -> Checkpoint:
+    """The checkpoint `source` names, its config read, its weights not yet."""
+    if dtype not in DTYPES:
+        raise UsageError(f'unknown dtype "{dtype}"; {did_you_mean(dtype, DTYPES)}')
+    path = Path(source).expanduser()
+    if (path / runs.FINAL).is_dir():
+        path = path / runs.FINAL
+    elif (path / runs.RECIPE).is_file():
+        raise CheckpointError(
+            f"{source}: an unfinished run (no {runs.FINAL}/ there); finish its training first"
+        )
+    if path.suffix == ".gguf":
+        path, gguf_file = path.parent, path.name
+    name = str(path) if path.exists() else str(source)
+    options = {"revision": revision, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
+    given = {key: value for key, value in options.items() if value}
+    return Checkpoint(str(source), name, dtype, given)
+
+
+class Checkpoint:
+    """A model's files: its config, and the models that can be built from them."""
+
+    def __init__(self, source: str, name: str, dtype: str, options: dict[str, Any]):
+        from transformers import AutoConfig
+
+        self.source, self.name, self.dtype, self.options = source, name, dtype, options
+        with loading(source), hub.no_retries():
+            self.config = AutoConfig.from_pretrained(name, **options)
+
+    @property
+    def is_ours(self) -> bool:
+        return isinstance(self.config, pe_study.model.PEStudyConfig)
+
+    @property
+    def original_length(self) -> int | None:
+        """The length that training saw, as far as the files say."""
+        return self.config.train_length if self.is_ours else hf_rope.original_length(self.config)
+
+    @cached_property
+    def rotary(self) -> hf_rope.Rotary | None:
+        """The rotary geometry; None for a model that no rescale applies to."""
+        if not self.is_ours:
+            return hf_rope.rotary(self.config)
+        encoding = self.config.build_encoding()
+        if not encoding.rescales:
+            return None
+        return hf_rope.Rotary(encoding.rotary_dim, encoding.base, self.config.train_length)
+
+    def load(
+        self, rescale: str = "none", length: int | None = None, kernel: str = "auto", device_map: Any = None
+    ) -> Any:
+        """The model, for one declared length, in evaluation mode."""
+        from transformers import AutoModelForCausalLM
+
+        rope_scaling.parse(rescale)
+        options = {**self.options, "dtype": DTYPES[self.dtype]}
+        if device_map is not None:
+            options["device_map"] = device_map
+        if self.is_ours:
+            options |= {"length": length, "rescale": rescale, "kernel": kernel}
+        else:
+            options |= self._hf_options(rescale, length, kernel)
+        with loading(self.source), hub.no_retries():
+            return AutoModelForCausalLM.from_pretrained(self.name, **options).eval()
+
+    def _hf_options(self, rescale: str, length: int | None, kernel: str) -> dict[str, Any]:
+        import copy
+
+        if kernel not in HF_KERNELS:
+            raise UsageError(f'unknown kernel "{kernel}"; {did_you_mean(kernel, HF_KERNELS)}')
+        config = copy.deepcopy(self.config)
+        declared = length or self.original_length
+        if declared is not None:
+            hf_rope.apply(config, rescale, declared)
+            lift_limits(config, declared)
+        elif rope_scaling.parse(rescale).kind != "none":
+            raise RescaleError(
+                f"rescale {rescale}: {self.source} has no rotary positions to rescale (use none)"
+            )
+        implementation = HF_KERNELS[kernel]
+        return {"config": config, **({"attn_implementation": implementation} if implementation else {})}
+
+    def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        with loading(self.source), hub.no_retries():
+            return AutoTokenizer.from_pretrained(self.name, **self.options)
+
+
+class loading:  # noqa: N801  (used as a statement)
+    """Turns whatever the libraries raise while they read a checkpoint into one line."""
+
+    def __init__(self, source: str):
+        self.source = source
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, PEStudyError) or not isinstance(error, Exception):
+            return
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise CheckpointError(f"{self.source}: {reason}") from error
+
+
+def lift_limits(config: Any, length: int) -> None:
+    """Raise limits that only size a computed table (MPT's ALiBi), in place, before the model is built."""
+    if config.model_type == "mpt" and config.attn_config.alibi:
+        config.max_seq_len = max(config.max_seq_len, length)
 
 
 def max_length(model: Any) -> int | None:
@@ -24,11 +185,15 @@ def max_length(model: Any) -> int | None:
     return min(limits, default=None)
 
 
-POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding", "pos_embed")
-
-
 def vocabulary_size(model: Any) -> int | None:
     """Rows of the input embedding, None where a model has none to show."""
     find = getattr(model, "get_input_embeddings", None)
     table = find() if find is not None else None
     return getattr(table, "num_embeddings", None)
+
+
+def resolved_kernel(model: Any) -> str:
+    """The attention kernel that runs."""
+    if hasattr(model, "resolved_kernel"):
+        return model.resolved_kernel(model.device)
+    return str(getattr(model.config, "_attn_implementation", "unknown"))

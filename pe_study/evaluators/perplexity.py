@@ -1,6 +1,6 @@
 """Perplexity by named protocols: float64 sums a document and position bin, never a mean of means.
 
-The protocols (`nonoverlapping`, `sliding`, `prefix`, `exact-context`, `fixed-target`) are planned in `windows`.
+The five protocols are planned in `windows`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from pe_study.checkpoints import max_length, vocabulary_size
-from pe_study.errors import CheckpointError, PEStudyError, UsageError
+from pe_study.errors import CheckpointError, LengthError, PEStudyError, UsageError
 from pe_study.evaluators import windows
 from pe_study.evaluators.jobs import Job, Sums, read_documents
 from pe_study.evaluators.scoring import Scorer, evaluation_mode, is_out_of_memory
@@ -44,7 +44,8 @@ def evaluate_perplexity(
     """Rows of NLL sums for each length, document and position bin, in the order of `lengths`.
 
     documents: sequences of token ids, or `Document(ids, token_bytes)`, read as they are.
-    model: its call on ids (B, T) returns `.logits` (B, T, V); load: from a length to such a model; exactly one.
+    model: its call on ids (B, T) returns `.logits` (B, T, V).
+    load: from a length to such a model, instead of `model`.
     bos_token_id: the BOS policy, None = off; a document's own first BOS is not doubled.
     batch_tokens: inputs a forward pass, at least one window.
     aggregation: what `summarise` reports, `token` (weighted by tokens) or `yarn` (mean of window means).
@@ -63,15 +64,16 @@ def evaluate_perplexity(
     lengths = list(lengths)
     if not lengths:
         raise UsageError("lengths is empty; expected at least one length in tokens")
-    spec = windows.protocol(protocol, stride=stride, num_targets=num_targets, anchors=anchors, seed=seed)
+    chosen = windows.protocol(protocol, stride=stride, num_targets=num_targets, anchors=anchors, seed=seed)
     for length in lengths:
-        windows.check_length(spec, length)
+        windows.check_length(chosen, length)
     sequences = read_documents(documents, bos_token_id)
+    make = (lambda length: model) if load is None else load
     rows: list[dict[str, Any]] = []
     errors: dict[int, str] = {}
     for length in lengths:
-        job = Job.build(sequences, spec, int(length), longest=max(lengths))
-        found, error = _evaluate_length(job, model, load, batch_tokens, progress)
+        job = Job.build(sequences, chosen, int(length), longest=max(lengths))
+        found, error = measure(job, make, batch_tokens, progress)
         rows += found
         if error:
             errors[int(length)] = error
@@ -80,17 +82,15 @@ def evaluate_perplexity(
     return frame
 
 
-def _evaluate_length(
+def measure(
     job: Job,
-    model: Any,
-    load: Callable[[int], Any] | None,
-    batch_tokens: int,
-    progress: Callable[[int], None] | None,
+    load: Callable[[int], Any],
+    batch_tokens: int = BATCH_TOKENS,
+    progress: Callable[[int], None] | None = None,
 ) -> tuple[list[dict[str, Any]], str | None]:
     """The rows of one length, and what went wrong if something did."""
     try:
-        if load is not None:
-            model = load(job.length)
+        model = load(job.length)
         limit = max_length(model)
         if limit is not None and job.length > limit:
             return [_status_row(job, "unsupported")], f"the model has no position past {limit}"
@@ -99,6 +99,8 @@ def _evaluate_length(
             sums = _read(job, Scorer(model), batch_tokens, progress)
         untrained = model.untrained_rows(job.length) if hasattr(model, "untrained_rows") else None
         return _rows(job, sums, untrained)
+    except LengthError as error:
+        return [_status_row(job, "unsupported")], str(error)
     except PEStudyError:
         raise
     except Exception as error:  # one length must not take the others with it

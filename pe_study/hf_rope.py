@@ -1,0 +1,159 @@
+"""A rescale written into a Hugging Face config, before the model is built from it.
+
+Every kind becomes a type that transformers computes itself: `ntk` and `dynamic` a larger base,
+`ntk-by-parts` and `longrope` one list of factors for every position, so that nothing changes while a context
+is read. Base, rotated fraction and original length stay the checkpoint's own; layer types that see a sliding
+window keep theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pe_study import rope_scaling
+from pe_study.errors import RescaleError
+from pe_study.rope_scaling import Rescale
+
+_LOCAL_LAYERS = ("sliding_attention", "chunked_attention")
+_SIZES = ("n_positions", "max_seq_len", "max_position_embeddings", "seq_length")
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """How a checkpoint turns: rotated width, base, and the length that its frequencies were trained at."""
+
+    rotary_dim: int
+    base: float
+    original_length: int
+
+
+def rotary(config: Any) -> Rotary | None:
+    """The (global) rotary geometry of a config; None for a model without RoPE."""
+    text = config.get_text_config()
+    for layer_type, parameters in _parameters(text):
+        if layer_type not in _LOCAL_LAYERS:
+            return _rotary(text, parameters)
+    return None
+
+
+def original_length(config: Any) -> int | None:
+    """The context length that training saw, as far as the config knows; None where it does not."""
+    found = rotary(config)
+    if found is not None:
+        return found.original_length
+    text = config.get_text_config()
+    sizes = [getattr(text, name, None) for name in _SIZES]
+    return next((size for size in sizes if isinstance(size, int)), None)
+
+
+def apply(config: Any, spec: str | Rescale, length: int) -> None:
+    """Set the rope parameters of `config` for a declared length, in place.
+
+    RescaleError on a model without RoPE, or for a rescale that its geometry cannot take.
+    """
+    rescale = rope_scaling.parse(spec)
+    text = config.get_text_config()
+    found = [(name, parameters) for name, parameters in _parameters(text) if name not in _LOCAL_LAYERS]
+    if not found:
+        if rescale.kind == "none":
+            return
+        raise RescaleError(
+            f"rescale {rescale.label}: {text.model_type} has no rotary positions to rescale (use none)"
+        )
+    for layer_type, parameters in found:
+        changed = rope_parameters(rescale, parameters, _rotary(text, parameters), length)
+        if layer_type is None:
+            text.rope_parameters = changed
+        else:
+            text.rope_parameters = {**text.rope_parameters, layer_type: changed}
+
+
+def rope_parameters(rescale: Rescale, own: dict[str, Any], geometry: Rotary, length: int) -> dict[str, Any]:
+    """transformers' `rope_parameters` for a rescale, from the checkpoint's own ones."""
+    if rescale.kind == "none":
+        return _frozen(own, geometry, length)
+    kept: dict[str, Any] = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
+    default = {**kept, "rope_type": "default"}
+    factor = rescale.resolved_factor(geometry.original_length, length)
+    options = dict(rescale.options)
+    if rescale.kind == "dynamic":
+        return {**default, "rope_theta": _dynamic_base(geometry, factor, length)}
+    if rescale.kind == "ntk":
+        return {**default, "rope_theta": rope_scaling.ntk_base(geometry.base, factor, geometry.rotary_dim)}
+    if rescale.kind in ("ntk-by-parts", "longrope"):
+        return _listed(rescale, default, geometry, length)
+    if factor == 1.0 and "attention_factor" not in options:
+        return default
+    anchored = {"original_max_position_embeddings": geometry.original_length}
+    extra: dict[str, Any] = {} if rescale.kind == "linear" else anchored
+    if rescale.kind == "llama3":
+        extra = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **anchored}
+    return {**kept, "rope_type": rescale.kind, "factor": factor, **extra, **options}
+
+
+def _listed(rescale: Rescale, default: dict[str, Any], geometry: Rotary, length: int) -> dict[str, Any]:
+    """Frequencies as divisors of the unscaled ones, the same below and above the original length."""
+    scaled, attention_factor = rope_scaling.frequencies(
+        rescale,
+        rotary_dim=geometry.rotary_dim,
+        base=geometry.base,
+        original_length=geometry.original_length,
+        length=length,
+    )
+    unscaled = rope_scaling.unscaled(geometry.rotary_dim, geometry.base)
+    if bool((scaled == unscaled).all()) and attention_factor == 1.0:
+        return default
+    divisors = (unscaled.double() / scaled.double()).tolist()
+    return {
+        **default,
+        "rope_type": "longrope",
+        "short_factor": divisors,
+        "long_factor": divisors,
+        "factor": 1.0,
+        "attention_factor": attention_factor,
+        "original_max_position_embeddings": geometry.original_length,
+    }
+
+
+def _frozen(own: dict[str, Any], geometry: Rotary, length: int) -> dict[str, Any]:
+    """The checkpoint's own scaling; where it follows the running length, made that of the declared one."""
+    kind = own.get("rope_type", "default")
+    if kind == "dynamic":
+        kept = {key: value for key, value in own.items() if key not in ("factor", "type")}
+        base = _dynamic_base(geometry, float(own["factor"]), length)
+        return {**kept, "rope_type": "default", "rope_theta": base}
+    if kind == "longrope":
+        divisors = own["long_factor" if length > geometry.original_length else "short_factor"]
+        return {**own, "short_factor": divisors, "long_factor": divisors}
+    return own
+
+
+def _dynamic_base(geometry: Rotary, factor: float, length: int) -> float:
+    """b' = b (s L / L0 - s + 1)^(d / (d - 2)), L the declared length, L0 the original one; b up to L0."""
+    stretch = factor * max(length, geometry.original_length) / geometry.original_length - (factor - 1)
+    return rope_scaling.ntk_base(geometry.base, stretch, geometry.rotary_dim)
+
+
+def _parameters(text: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """(layer type or None, rope parameters) of a text config, one pair a nested entry."""
+    parameters = getattr(text, "rope_parameters", None)
+    if not parameters:
+        return
+    if "rope_theta" in parameters or "rope_type" in parameters:
+        yield None, parameters
+        return
+    for layer_type, nested in parameters.items():
+        if isinstance(nested, dict):
+            yield layer_type, nested
+
+
+def _rotary(text: Any, parameters: dict[str, Any]) -> Rotary:
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    fraction = parameters.get("partial_rotary_factor", getattr(text, "partial_rotary_factor", None)) or 1.0
+    base = float(parameters.get("rope_theta") or text.default_theta)
+    original = parameters.get("original_max_position_embeddings") or getattr(
+        text, "original_max_position_embeddings", None
+    )
+    return Rotary(int(head_dim * fraction), base, int(original or text.max_position_embeddings))
