@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import TorchDynamoPlugin, broadcast_object_list
 from transformers.utils import logging as transformers_logging
 
@@ -25,6 +26,7 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     train = recipe.train
     if train.mixed_precision == "fp16" and not torch.cuda.is_available():
         raise RecipeError(f"{recipe.path}: train.mixed_precision: fp16 needs a GPU; use bf16 or no")
+    AcceleratorState._reset_state()  # an earlier study of this process may have had another precision
     return Accelerator(
         mixed_precision=train.mixed_precision,
         log_with=list(train.log_with) if train.log_with else None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class PEStudyError(Exception):
@@ -47,9 +48,13 @@ class CheckpointError(PEStudyError):
 
 
 class NonFiniteLossError(PEStudyError):
-    """A loss or gradient norm that is NaN or infinite."""
+    """A loss or gradient norm that is NaN or infinite; `report` says at which step, documents, parameters."""
 
     exit_code = 5
+
+    def __init__(self, message: str, report: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.report = dict(report or {})
 
 
 class Interrupted(PEStudyError):

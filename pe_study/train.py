@@ -255,6 +255,7 @@ class Training:
                 self.model.save_pretrained(beside, state_dict=final)
             self.data.tokenizer.save(beside)
             for path in beside.iterdir():
+                path.chmod(0o644)  # safetensors makes weights private to the user
                 sync(path)
             beside.rename(self.folder / runs.FINAL)
             runs.write_json(self.folder / runs.DONE, facts)

@@ -1,23 +1,26 @@
-"""One update of the weights: micro-batches, the mean over all targets, the finite check, clipping, AdamW.
+"""One update of the weights: micro-batches, the mean over all targets, faults, clipping, AdamW.
 
 Shapes: B sequences, T tokens. A sequence of a step has a slot, 0 … S-1; processes share the slots out.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from pe_study.data import IGNORED, Batch, TrainBatches
-from pe_study.errors import NonFiniteLossError
+from pe_study.errors import NonFiniteLossError, UsageError
 from pe_study.schedules import learning_rate, total_learning_rate
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from pe_study.recipe import Recipe, RunSpec
 
 PADDING = -1  # a slot that is not there
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,39 +61,47 @@ class Updater:
         optimizer = make_optimizer(recipe, run, model, accelerator.device)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         tokens = self.train.micro_batch_tokens or self.train.batch_tokens
-        self.micro_sequences = max(tokens // self.train.length, 1)
+        share = -(-batches.sequences_per_batch // accelerator.num_processes)
+        self.micro_sequences = min(tokens // self.train.length, share)
 
     def update(self, step: int, *, stop: bool = False) -> Update:
         """Make update `step` (0, 1, …). NonFiniteLossError, the weights untouched, on every process when the
-        loss or the gradient norm is not finite on any."""
-        torch.manual_seed(dropout_seed(self.seed, self.accelerator.process_index, step))
+        loss or the gradient norm is not finite on any. UsageError when one sequence does not fit memory."""
         lr = learning_rate(self.train, step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_mult"]
-        loss = self._backward(step)
-        grads = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
-        self.accelerator.unscale_gradients()
-        norm = _whole(nn.utils.get_total_norm(grads))
-        mean_loss, grad_norm, stops = self._agree(loss, norm, stop)
-        if not self._finite(mean_loss, grad_norm):
-            self.optimizer.zero_grad()
-            raise NonFiniteLossError(f"step {step + 1}: loss {mean_loss}, gradient norm {grad_norm}")
+        loss, grad_norm, stops, misfits = self._agree(*self.backward(step), stop)
+        while misfits:
+            self._halve(step)
+            loss, grad_norm, stops, misfits = self._agree(*self.backward(step), stop)
+        if not self._is_finite(loss, grad_norm):
+            raise self._non_finite(step, loss, grad_norm)
         if self.train.grad_clip and grad_norm > self.train.grad_clip:
-            torch._foreach_mul_(grads, self.train.grad_clip / (grad_norm + 1e-6))
+            torch._foreach_mul_(self._gradients(), self.train.grad_clip / (grad_norm + 1e-6))
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return Update(mean_loss, grad_norm, lr, stops > 0)
+        return Update(loss, grad_norm, lr, stops > 0)
 
-    def _backward(self, step: int) -> Tensor:
-        """Leave the gradient of the mean loss in `.grad`; returns this process's part of that loss."""
-        accelerator = self.accelerator
+    def backward(self, step: int) -> tuple[Tensor, bool]:
+        """Leave the gradient of the step's mean loss in `.grad`. Returns this process's part of that loss,
+        and whether it ran out of memory (then neither means anything)."""
+        torch.manual_seed(dropout_seed(self.seed, self.accelerator.process_index, step))
         parts = [self._load(step, slots) for slots in self._micro_batches()]
         num_targets = self._count_targets(parts)
-        loss = torch.zeros((), device=accelerator.device)
-        for part in parts[:-1]:
-            with accelerator.no_sync(self.model):
-                loss += self._backward_part(part, num_targets)
-        return loss + self._backward_part(parts[-1], num_targets)
+        loss = torch.zeros((), device=self.accelerator.device)
+        try:
+            for part in parts[:-1]:
+                with self.accelerator.no_sync(self.model):
+                    loss += self._backward_part(part, num_targets)
+            return loss + self._backward_part(parts[-1], num_targets), False
+        except RuntimeError as error:
+            if not should_reduce_batch_size(error):
+                raise
+        # The others wait in the exchange of gradients: meet them there with the least that fits.
+        clear_device_cache(garbage_collection=True)
+        if self.accelerator.num_processes > 1:
+            self._backward_part(self._load(step, [PADDING]), num_targets)
+        return loss, True
 
     def _backward_part(self, batch: Batch, num_targets: int) -> Tensor:
         loss = self.model(
@@ -103,11 +116,10 @@ class Updater:
         return loss.detach()
 
     def _micro_batches(self) -> list[list[int]]:
-        accelerator = self.accelerator
         return micro_batches(
             self.batches.sequences_per_batch,
-            rank=accelerator.process_index,
-            num_processes=accelerator.num_processes,
+            rank=self.accelerator.process_index,
+            num_processes=self.accelerator.num_processes,
             size=self.micro_sequences,
         )
 
@@ -125,19 +137,89 @@ class Updater:
             return count
         return int(self.accelerator.reduce(torch.tensor(count, device=self.accelerator.device)))
 
-    def _agree(self, loss: Tensor, norm: Tensor, stop: bool) -> list[float]:
-        """Loss summed, norm averaged and stops counted over all processes, in one exchange. The norm is equal
-        everywhere unless one process has a bad gradient; then all learn of it."""
-        facts = torch.stack([loss, norm / self.accelerator.num_processes, torch.full_like(loss, stop)])
+    def _agree(self, loss: Tensor, misfit: bool, stop: bool) -> list[float]:
+        """Loss summed, gradient norm averaged, stops and misfits counted over all processes, in one exchange.
+        The norm is equal everywhere unless one process has a bad gradient; then all learn of it."""
+        self.accelerator.unscale_gradients()
+        norm = _whole(nn.utils.get_total_norm(self._gradients())) / self.accelerator.num_processes
+        flags = [torch.full_like(loss, stop), torch.full_like(loss, misfit)]
+        facts = torch.stack([loss, norm, *flags])
         if self.accelerator.num_processes > 1:
             facts = self.accelerator.reduce(facts)
         return facts.tolist()
 
-    def _finite(self, loss: float, grad_norm: float) -> bool:
+    def _gradients(self) -> list[Tensor]:
+        return [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+
+    # --- faults -------------------------------------------------------------------------------------------
+
+    def _halve(self, step: int) -> None:
+        """Try again with half the micro-batch, the batch unchanged; every process at once."""
+        if self.micro_sequences == 1:
+            raise UsageError(
+                f"step {step + 1}: out of memory with one sequence of {self.train.length} tokens at a time; "
+                "shorten train.length, or set train.gradient_checkpointing"
+            )
+        self.optimizer.zero_grad()
+        self.micro_sequences = -(-self.micro_sequences // 2)
+        tokens = self.micro_sequences * self.train.length
+        logger.warning("step %d: out of memory; micro-batches now have %d tokens", step + 1, tokens)
+
+    def _is_finite(self, loss: float, grad_norm: float) -> bool:
         scaler = self.accelerator.scaler
         if scaler is not None:  # fp16: the scaler leaves out a step that overflows, and lowers its scale
             return math.isfinite(loss) and scaler.get_scale() >= 1.0
         return math.isfinite(loss) and math.isfinite(grad_norm)
+
+    def _non_finite(self, step: int, loss: float, grad_norm: float) -> NonFiniteLossError:
+        """What is known of a non-finite step, from all processes: documents and parameters."""
+        parameters = [
+            name
+            for name, weight in self.accelerator.unwrap_model(self.model).named_parameters()
+            if weight.grad is not None and not bool(_whole(weight.grad).isfinite().all())
+        ]
+        self.optimizer.zero_grad()
+        found = gather_object([(self._suspects(step), parameters)])
+        report = {
+            "step": step + 1,
+            "loss": str(loss),
+            "grad_norm": str(grad_norm),
+            "documents": sorted({name for names, _ in found for name in names}),
+            "parameters": sorted({name for _, names in found for name in names}),
+        }
+        return NonFiniteLossError(describe_non_finite(report), report)
+
+    @torch.no_grad()
+    def _suspects(self, step: int) -> list[str]:
+        """Documents of this process's sequences whose own loss is not finite; of all of them when none is."""
+        slots = [slot for part in self._micro_batches() for slot in part]
+        bad = []
+        for slot in slots:
+            batch = self._load(step, [slot])
+            loss = self.model(
+                input_ids=batch.ids_BT[:, :-1],
+                shift_labels=batch.targets_BT,
+                segment_ids=batch.segments_BT,
+                num_items_in_batch=1,
+                use_cache=False,
+            ).loss
+            bad += [] if math.isfinite(loss) else [slot]
+        real = [slot for slot in bad or slots if slot != PADDING]
+        return self.batches.documents(step, real) if real else []
+
+
+def describe_non_finite(report: dict[str, Any]) -> str:
+    """The two lines of the error."""
+
+    def few(names: Sequence[str]) -> str:
+        shown = ", ".join(names[:3]) or "none"
+        return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+    return (
+        f"step {report['step']}: loss {report['loss']}, gradient norm {report['grad_norm']}; the weights are "
+        f"those of the step before\ndocuments: {few(report['documents'])}; "
+        f"parameters with a bad gradient: {few(report['parameters'])}"
+    )
 
 
 def make_optimizer(
@@ -179,6 +261,6 @@ def micro_batches(num_slots: int, *, rank: int, num_processes: int, size: int) -
     return [mine[start : start + size] for start in range(0, share, size)]
 
 
-def _whole(norm: Tensor) -> Tensor:
-    """The norm of a sharded gradient is a sharded tensor; its plain value."""
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+def _whole(value: Tensor) -> Tensor:
+    """The plain value of a sharded tensor."""
+    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -1,0 +1,45 @@
+"""A study that trains in about a second: a folder of made-up text and a decoder of two narrow layers."""
+
+import random
+from pathlib import Path
+
+import yaml
+
+from pe_study.recipe import Recipe, load
+
+ENCODINGS = ("nope", "sinusoidal", "learned", "shaw", "t5", "rope", "alibi")
+WORDS = ("distance", "query", "key", "bucket", "slope", "angle", "table", "window", "bias", "phase")
+
+
+def write_corpus(folder: Path, num_documents: int = 40) -> Path:
+    """Documents of about 400 bytes, the same at every call."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(0)
+    for number in range(num_documents):
+        text = " ".join(draw.choice(WORDS) for _ in range(60))
+        (folder / f"{number:03d}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def tiny_recipe(folder: Path, *overrides: str, encodings: tuple[str, ...] = ("rope",)) -> Recipe:
+    """A recipe of 8 updates over 128 tokens in 8 sequences, over the corpus of `write_corpus`."""
+    recipe = {
+        "name": "tiny",
+        "encodings": list(encodings),
+        "model": {"num_layers": 2, "d_model": 32, "num_heads": 4, "d_ff": 48, "max_positions": 64},
+        "data": {"corpus": str(write_corpus(folder / "corpus")), "validation_fraction": 0.2},
+        "train": {
+            "length": 16,
+            "batch_tokens": 128,
+            "steps": 8,
+            "lr": 3e-3,
+            "warmup_steps": 2,
+            "log_every": 1,
+            "eval_every": 4,
+            "snapshot_every": 3,
+        },
+        "eval": {"lengths": ["1x"]},
+    }
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return load(path, overrides)
