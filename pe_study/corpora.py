@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "validation", "all"]
 BUILT_IN = ("stdlib",)
+_HUB_PARTS = re.compile(r"(?P<id>[^:]+)(:(?P<config>[\w.-]+))??(:(?P<split>\w+(\[.*\])?))?")
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -53,11 +54,15 @@ class Corpus:
 
     def documents(self, split: Split) -> Iterator[TextDocument]:
         """The documents of a split in the corpus's order, read one at a time. Empty ones are left out."""
-        with_text = ((name, text) for name, text in self.texts() if text.strip())
-        documents = zip(with_text, self.document_hashes, self.is_validation, strict=True)
-        for (name, text), document_hash, validation in documents:
+        known = zip(self.document_hashes.tolist(), self.is_validation.tolist(), strict=True)
+        for name, text in self.texts():
+            if not text.strip():
+                continue
+            document_hash, validation = next(known, (None, False))
+            if _hash(text) != document_hash:
+                raise DataError(f'data.corpus "{self.name}": {name} changed while it was read: start again')
             if split == "all" or (split == "validation") == validation:
-                yield TextDocument(name, text, int(document_hash))
+                yield TextDocument(name, text, document_hash)
 
     def split_hash(self, split: Split) -> str:
         """sha256 (hex) of which documents a split holds, in order."""
@@ -92,12 +97,12 @@ def load_corpus(spec: DataSpec) -> Corpus:
 def open_corpus(name: str, text_field: str = "text") -> Corpus:
     """All documents of a plan's corpus: `stdlib`, a file, a folder, or a hub id.
 
-    A hub id may name its split and configuration: `ID`, `ID:SPLIT`, `ID:CONFIG:SPLIT`. Raises DataError naming what was found and what would be accepted.
+    A hub id may name its split and configuration: `ID`, `ID:SPLIT`, `ID:CONFIG:SPLIT`.
+    Raises DataError naming what was found and what would be accepted.
     """
-    hub_id, *rest = name.split(":")
-    if rest and not Path(name).expanduser().exists():
-        config = rest[0] if len(rest) > 1 else None
-        source = open_source(hub_id, text_field=text_field, config=config, split=rest[-1])
+    parts = _HUB_PARTS.fullmatch(name)
+    if parts and parts["split"] and not Path(name).expanduser().exists():
+        source = open_source(parts["id"], text_field=text_field, config=parts["config"], split=parts["split"])
     else:
         source = open_source(name, text_field=text_field)
     return read_corpus(source, 0.0)
@@ -145,15 +150,20 @@ def _index(name: str, texts: Callable[[], Texts]) -> Corpus:
         num_seen += 1
         if not text.strip():
             continue
-        document = hashlib.sha256(text.encode("utf-8")).digest()
-        total.update(document)
-        hashes.append(int.from_bytes(document[:8], "big"))
+        document_hash = _hash(text)
+        total.update(document_hash.to_bytes(8, "big"))
+        hashes.append(document_hash)
     if not hashes:
         found = f"{num_seen} documents, none with text" if num_seen else "no documents"
         raise DataError(f'data.corpus "{name}": {found}')
     document_hashes = np.frombuffer(hashes, dtype=np.uint64)
     none = np.zeros(len(hashes), dtype=bool)
     return Corpus(name, total.hexdigest(), document_hashes, none, num_seen - len(hashes), texts)
+
+
+def _hash(text: str) -> int:
+    """The first 64 bits of the sha256 of the text in UTF-8."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
 
 
 def _held_out(hashes: np.ndarray, fraction: float, name: str) -> np.ndarray:

@@ -114,8 +114,8 @@ class Chunks:
         if self._starts is not None:
             return (
                 f"{self.split.label} has no document of {self.length + 1} tokens, as train.length "
-                f"{self.length} and within-document packing need: the longest has {self.split.lengths.max()}\n"
-                "lower train.length, or set data.packing to concatenate"
+                f"{self.length} and within-document packing need: the longest has "
+                f"{self.split.lengths.max()}\nlower train.length, or set data.packing to concatenate"
             )
         return (
             f"{self.split.label} has {self.split.num_tokens} tokens, one chunk of train.length {self.length} "

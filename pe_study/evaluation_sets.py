@@ -36,7 +36,7 @@ def evaluation_documents(
     num_documents: int | None,
     unit: Unit = "document",
 ) -> EvaluationSet:
-    """At most `num_documents` (None: all) documents of at least `longest_length + 1` tokens, or the split as one stream.
+    """At most `num_documents` (None: all) of at least `longest_length + 1` tokens, or the split as a stream.
 
     A document is cut to a multiple of `longest_length`, and one more. The choice depends on the texts alone,
     not on their order or number. Raises DataError when nothing is long enough.

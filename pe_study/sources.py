@@ -19,7 +19,7 @@ from pe_study.errors import DataError, did_you_mean
 
 Texts = Iterator[tuple[str, str]]
 
-TEXT_SUFFIXES = (".txt", ".md", ".tex", ".py", ".rst")
+TEXT_SUFFIXES = (".txt", ".md", ".tex", ".py", ".rst", ".raw", ".tokens")  # the last two: WikiText's
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 _ROWS_AT_ONCE = 256
@@ -54,9 +54,11 @@ def _library_texts(root: Path) -> Texts:
 def files(path: Path, text_field: str) -> Source:
     """A text, JSONL or Parquet file, or a folder of them in the order of their names.
 
-    Raises DataError naming the path when it is missing, unreadable or holds no such file.
+    Raises DataError naming the path when it is of another kind, or holds no such file.
     """
     if not path.is_dir():
+        if path.suffix.lower() not in SUFFIXES:
+            raise DataError(f'{path}: "{path.suffix}" is not read (accepted: {", ".join(SUFFIXES)})')
         return Source(path.name, lambda: _file_texts(path, path.name, text_field))
     found = [(name, file) for name, file in _walk(path, _is_hidden) if file.suffix.lower() in SUFFIXES]
     if not found:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+_MOST_TOKENS_A_CHARACTER = 8
 
 
 def _byte_symbols() -> dict[int, str]:
@@ -68,17 +70,31 @@ def from_offsets(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray | 
     return _share_split_characters(covered, spans)
 
 
-def from_surfaces(text: str, surfaces: Sequence[str]) -> np.ndarray | None:
-    """From decoded tokens: each is found in the text after the one before, blanks between them allowed."""
-    offsets, at = [], 0
-    for surface in surfaces:
-        wanted = surface.strip()
-        start = at + len(text[at:]) - len(text[at:].lstrip()) if wanted else at
-        if not text.startswith(wanted, start):
+def from_decoding(text: str, ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> np.ndarray | None:
+    """By decoding: each token, or few that make up a character, must come next in the text."""
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for end in range(1, len(ids) + 1):
+        group = ids[len(spans) : end]
+        span = _next_span(text, at, decode(group))
+        if span is not None:
+            spans += [span] * len(group)
+            at = span[1]
+        elif len(group) > _MOST_TOKENS_A_CHARACTER:
             return None
-        at = start + len(wanted)
-        offsets.append((start, at))
-    return from_offsets(text, offsets)
+    return from_offsets(text, spans) if len(spans) == len(ids) else None
+
+
+def _next_span(text: str, at: int, surface: str) -> tuple[int, int] | None:
+    """Where a decoded token lies in the text from `at` on, as it is or with other blanks before it."""
+    if not surface:
+        return None
+    if text.startswith(surface, at):
+        return at, at + len(surface)
+    word = surface.strip()
+    while word and at < len(text) and text[at].isspace():
+        at += 1
+    return (at, at + len(word)) if text.startswith(word, at) else None
 
 
 def utf8_lengths(text: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,16 +48,11 @@ class Tokenizer:
     def __init__(self, hf: Any, name: str):
         self.hf = hf
         self.name = name
-        self.is_bytes = name == "byte"
-        if self._backend is not None:
-            self._backend.no_padding()
-            self._backend.no_truncation()
-            self._backend.encode_special_tokens = True  # text that spells a special token is text
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """The number of token ids, added tokens included."""
-        return max(len(self.hf), max(self.hf.get_vocab().values()) + 1)
+        """One more than the largest token id, added tokens included."""
+        return max(self.hf.get_vocab().values()) + 1
 
     @property
     def bos_token_id(self) -> int | None:
@@ -75,18 +70,17 @@ class Tokenizer:
                 return token_id
         raise DataError(f'tokenizer "{self.name}" has no token to put between documents (eos, sep or bos)')
 
-    @property
+    @cached_property
     def prepends_bos(self) -> bool:
         """Whether the tokenizer, left to itself, starts a text with BOS: `bos: auto` for a checkpoint."""
-        ids = self.hf("a")["input_ids"]
-        return self.bos_token_id is not None and ids[:1] == [self.bos_token_id]
+        return self.bos_token_id is not None and self.hf("a")["input_ids"][:1] == [self.bos_token_id]
 
     @cached_property
     def hash(self) -> str:
         """sha256 (hex) of everything that decides the ids of a text."""
         if self._backend is not None:
             return digest(self._backend.to_str(), str(self.separator_id))
-        vocabulary = json.dumps(sorted(self.hf.get_vocab().items(), key=lambda item: item[1]))
+        vocabulary = json.dumps(sorted(self.hf.get_vocab().items()))
         return digest(type(self.hf).__name__, vocabulary, str(self.separator_id))
 
     def encode(self, text: str) -> Document:
@@ -95,37 +89,54 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Document]:
         """`encode` of several texts, in parallel where the tokenizer can."""
-        if self.is_bytes:
+        if self.name == "byte":
             return [_byte_document(text) for text in texts]
         if self._backend is None:
             return [self._encode_slowly(text) for text in texts]
-        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
-        return [self._document(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+        if self._pieces is None:
+            return self._encode_with_offsets(texts)
+        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [self._from_pieces(text, each.ids) for text, each in zip(texts, encodings, strict=True)]
 
     def save(self, folder: Path | str) -> None:
         """Write the files that `AutoTokenizer.from_pretrained(folder)` loads."""
         self.hf.save_pretrained(str(folder))
 
-    @property
+    @cached_property
     def _backend(self) -> Any:
-        return getattr(self.hf, "backend_tokenizer", None) if self.hf.is_fast else None
+        """A copy of the fast tokenizer that never pads, cuts or finds special tokens in text; None if slow."""
+        from tokenizers import Tokenizer as Backend
+
+        if not self.hf.is_fast:
+            return None
+        backend = Backend.from_str(self.hf.backend_tokenizer.to_str())
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = True
+        return backend
 
     @cached_property
     def _pieces(self) -> list[bytes] | None:
-        """The bytes of each token of a byte-level vocabulary; None for other kinds."""
         return token_bytes.byte_level_pieces(self._backend, self.vocab_size)
 
-    def _document(self, text: str, encoding: Any) -> Document:
-        ids = np.array(encoding.ids, dtype=np.int64)
-        covered = token_bytes.from_pieces(text, encoding.ids, self._pieces) if self._pieces else None
-        if covered is None:
-            covered = token_bytes.from_offsets(text, encoding.offsets)
-        return Document(ids, covered)
+    def _from_pieces(self, text: str, ids: list[int]) -> Document:
+        assert self._pieces is not None
+        covered = token_bytes.from_pieces(text, ids, self._pieces)
+        if covered is None:  # a normalizer changed the text
+            return self._encode_with_offsets([text])[0]
+        return Document(np.array(ids, dtype=np.int64), covered)
+
+    def _encode_with_offsets(self, texts: Sequence[str]) -> list[Document]:
+        encodings = self._backend.encode_batch(texts, add_special_tokens=False)
+        return [
+            Document(np.array(each.ids, dtype=np.int64), token_bytes.from_offsets(text, each.offsets))
+            for text, each in zip(texts, encodings, strict=True)
+        ]
 
     def _encode_slowly(self, text: str) -> Document:
         ids = self.hf(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-        pieces = [self.hf.decode([token_id], clean_up_tokenization_spaces=False) for token_id in ids]
-        return Document(np.array(ids, dtype=np.int64), token_bytes.from_surfaces(text, pieces))
+        decode = partial(self.hf.decode, clean_up_tokenization_spaces=False)
+        return Document(np.array(ids, dtype=np.int64), token_bytes.from_decoding(text, ids, decode))
 
 
 def load_tokenizer(spec: DataSpec, corpus: Corpus) -> Tokenizer:
