@@ -67,6 +67,7 @@ def override(document: Document, text: str, error: type[PEStudyError]) -> Docume
     A part of the key picks an entry of a list by its number, its `label` or its `name`
     (`encodings.0.base=1e6`, `encodings.rope.base=1e6`). Raises `error` for what is not `key=value`.
     """
+    text = _utf8(text, error)
     key, equals, value_text = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
@@ -100,6 +101,14 @@ def override(document: Document, text: str, error: type[PEStudyError]) -> Docume
     for depth in range(1, len(path) + 1):
         places.setdefault(path[:depth], place)
     return Document(value, places)
+
+
+def _utf8(text: str, error: type[PEStudyError]) -> str:
+    """An argument as it was typed: outside UTF-8 locales Python hands its bytes over as surrogates."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        raise error(f"override {text!a}: accepted: UTF-8 text") from None
 
 
 def _includes(document: Document, error: type[PEStudyError]) -> list[tuple[str, Place]]:

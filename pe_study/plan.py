@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -152,14 +152,22 @@ class Plan(Section):
             _check_ascending([parse_length(length, 1_000_000) for length in same], same)
         return lengths
 
-    @field_validator("protocols", "rescales", mode="after")
+    @field_validator("protocols", mode="after")
     @classmethod
-    def _distinct(cls, entries: tuple[Any, ...]) -> tuple[Any, ...]:
-        names = [f"{e.name} (stride {e.stride})" if isinstance(e, ProtocolSpec) else e for e in entries]
-        for position, name in enumerate(names):
-            if name in names[:position]:
-                raise problem(f"found {name} twice; accepted: each once")
-        return entries
+    def _distinct_protocols(cls, protocols: tuple[ProtocolSpec, ...]) -> tuple[ProtocolSpec, ...]:
+        keys = [(protocol.name, protocol.stride) for protocol in protocols]
+        _refuse_repeats(
+            keys, [name if stride is None else f"{name} with stride {stride}" for name, stride in keys]
+        )
+        return protocols
+
+    @field_validator("rescales", mode="after")
+    @classmethod
+    def _distinct_rescales(cls, rescales: tuple[str, ...]) -> tuple[str, ...]:
+        from pe_study import rope_scaling
+
+        _refuse_repeats([rope_scaling.parse(rescale) for rescale in rescales], rescales)
+        return rescales
 
     def resolve_lengths(self, train_length: int | None) -> tuple[int, ...]:
         """The lengths in tokens, ascending. PlanError where two coincide or one needs a training length."""
@@ -205,3 +213,9 @@ def _check_ascending(sizes: Sequence[int], names: Sequence[int | str]) -> None:
             raise problem(
                 f"found {name} at or below the length before it; accepted: ascending lengths, each once"
             )
+
+
+def _refuse_repeats(keys: Sequence[Hashable], names: Sequence[str]) -> None:
+    for position, key in enumerate(keys):
+        if key in keys[:position]:
+            raise problem(f"found {names[position]} twice; accepted: each once")

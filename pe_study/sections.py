@@ -18,7 +18,7 @@ def _tokenizer(value: Any) -> str:
     kind, _, size = name.partition(":")
     if kind != "bpe":
         return name
-    if not re.fullmatch(r"[0-9]+k?", size):
+    if not re.fullmatch(r"[1-9][0-9]*k?", size):
         raise ValueError("byte, bpe:N such as bpe:16k, or the name or folder of a Hugging Face tokenizer")
     return f"bpe:{whole(258, tokens=True).parse(int(size) if size.isdigit() else size)}"
 

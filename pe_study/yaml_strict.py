@@ -90,6 +90,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Line breaks of Unicode are escaped: PyYAML folds them to spaces in other styles."""
+    style = '"' if not text.isprintable() else None
+    return dumper.represent_scalar(_TAG + "str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 _Loader.yaml_implicit_resolvers = {}
 for _name, (_pattern, _first) in _IMPLICIT.items():
     _Loader.add_implicit_resolver(_TAG + _name, _pattern, _first)

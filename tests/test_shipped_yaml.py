@@ -1,0 +1,128 @@
+"""Every YAML file that ships is valid, and what its comments claim is so."""
+
+from pathlib import Path
+
+import pytest
+
+from pe_study import plan, recipe
+
+ROOT = Path(__file__).parent.parent
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+PLANS = sorted(path for path in (ROOT / "evals").rglob("*.yaml") if "tasks" not in path.parts)
+ACCELERATE = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
+SIX = {"sinusoidal", "learned", "shaw", "t5", "rope", "alibi"}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name)
+def test_a_recipe_is_valid_and_reloads(path: Path, tmp_path) -> None:
+    loaded = recipe.load(path)
+    copy = tmp_path / "recipe.yaml"
+    copy.write_text(recipe.resolved_yaml(loaded), encoding="utf-8")
+    assert recipe.load(copy) == loaded
+    assert loaded.name == path.stem
+
+
+def test_the_promised_recipes_ship() -> None:
+    promised = {"demo", "small", "wikitext103-512", "wikitext103-1024", "wikitext103-3072", "fineweb-125m"}
+    assert promised <= {path.stem for path in RECIPES}
+    for path in RECIPES:
+        if path.stem in promised:
+            assert SIX | {"nope"} <= {spec.name for spec in recipe.load(path).encodings}
+
+
+@pytest.mark.parametrize("path", PLANS, ids=name)
+def test_a_plan_is_valid_and_resolves(path: Path) -> None:
+    loaded = plan.load_plan(path)
+    assert loaded.name == path.stem
+    loaded.resolve(2048)
+
+
+@pytest.mark.parametrize("path", ACCELERATE, ids=name)
+def test_an_accelerate_configuration_loads_in_accelerate(path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+
+    config = load_config_from_file(str(path))
+    flags = vars(launch_command_parser().parse_args(["script"]))
+    for key in config.fsdp_config:
+        assert key in flags, f"accelerate launch would ignore {key}"
+    expected = {"single_gpu": ("NO", 1), "multi_gpu_ddp": ("MULTI_GPU", 8), "fsdp2": ("FSDP", 8)}[path.stem]
+    assert (config.distributed_type.value, config.num_processes) == expected
+    assert config.mixed_precision == "no"
+    assert config.main_training_function == "main"
+
+
+def test_fsdp_wraps_the_layer_of_our_model() -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    from pe_study.model import PEStudyForCausalLM
+
+    fsdp = load_config_from_file(str(ROOT / "recipes/accelerate/fsdp2.yaml")).fsdp_config
+    assert fsdp["fsdp_version"] == 2
+    assert [fsdp["fsdp_transformer_layer_cls_to_wrap"]] == PEStudyForCausalLM._no_split_modules
+
+
+def layer_parameters(model: recipe.ModelSpec) -> int:
+    """Matrices of one decoder layer: queries, keys, values and output, and the three of SwiGLU."""
+    assert model.num_kv_heads == model.num_heads
+    return 4 * model.d_model**2 + 3 * model.d_model * model.d_ff
+
+
+def operations(loaded: recipe.Recipe, vocabulary: int) -> float:
+    """Floating-point operations of one run: 6 a weight and token, and causal attention."""
+    model, train = loaded.model, loaded.train
+    weights = model.num_layers * layer_parameters(model) + vocabulary * model.d_model
+    attention = 12 * model.num_layers * model.d_model * train.length / 2
+    return (6 * weights + attention) * train.batch_tokens * train.steps
+
+
+def test_small_is_twenty_gpu_hours_by_arithmetic() -> None:
+    loaded = recipe.load(ROOT / "recipes/small.yaml")
+    train, model = loaded.train, loaded.model
+    assert (model.num_layers, model.d_model, model.num_heads, model.d_ff) == (8, 512, 8, 1408)
+    assert (train.length, train.batch_tokens, train.steps, train.lr) == (512, 131_072, 7630, 1e-3)
+    assert train.warmup_steps == pytest.approx(0.05 * train.steps, abs=1)
+    assert (train.mixed_precision, loaded.data.packing, loaded.data.tokenizer) == (
+        "bf16",
+        "within-document",
+        "bpe:16384",
+    )
+    assert model.num_layers * layer_parameters(model) == pytest.approx(25.7e6, rel=2e-3)
+    total = operations(loaded, 16_384) * len(loaded.runs())
+    assert total / 64e12 / 3600 == pytest.approx(20, rel=0.05)
+    assert loaded.eval.resolve(512).lengths[-1] + 1 == 16_385
+
+
+@pytest.mark.parametrize("length", [512, 1024, 3072])
+def test_wikitext103_has_the_parameters_and_updates_of_the_paper(length: int) -> None:
+    loaded = recipe.load(ROOT / f"recipes/wikitext103-{length}.yaml")
+    model, train = loaded.model, loaded.train
+    assert (model.num_layers, model.d_model, model.num_heads, model.d_ff, model.dropout) == (
+        16,
+        1024,
+        8,
+        2752,
+        0.3,
+    )
+    swiglu, relu = 3 * 1024 * 2752, 2 * 1024 * 4096
+    assert swiglu / relu - 1 == pytest.approx(0.008, abs=2e-4)
+    assert model.num_layers * layer_parameters(model) + 32_768 * 1024 == pytest.approx(236e6, rel=2e-3)
+    assert train.length == length
+    assert train.batch_tokens * train.steps / 103e6 == pytest.approx(205, abs=1)
+    assert loaded.eval.unit == "stream"
+    published = {512: 15512, 1024: 16024, 3072: 16072}
+    assert loaded.eval.lengths[0] == length
+    assert loaded.eval.lengths[-1] == published[length] <= model.max_positions
+
+
+def test_fineweb_has_the_cost_it_claims() -> None:
+    loaded = recipe.load(ROOT / "recipes/fineweb-125m.yaml")
+    model = loaded.model
+    assert model.num_layers * layer_parameters(model) == pytest.approx(84.9e6, rel=1e-3)
+    assert model.num_layers * layer_parameters(model) + 50_257 * 768 == pytest.approx(123.5e6, rel=1e-3)
+    assert operations(loaded, 50_257) == pytest.approx(8.0e18, rel=0.01)
+    assert (loaded.train.length, loaded.train.batch_tokens * loaded.train.steps) == (1024, 9_999_745_024)
