@@ -82,7 +82,8 @@ def _train(path: str, overrides: list[str], runs: Path, only: dict[str, str], dr
     else:
         from pe_study.train import train_study
 
-        train_study(loaded, runs, only, progress=terminal.shows_progress())
+        for result in train_study(loaded, runs, only, progress=terminal.shows_progress()):
+            terminal.say(f"{result.status:7}  {result.folder}")
     return runs / loaded.name
 
 
@@ -156,7 +157,9 @@ def _evaluate_one(
     if isinstance(done, list):
         terminal.say(layout.table(done))
     else:
-        terminal.say(f"{done}")
+        from pe_study.listing import results
+
+        terminal.say(f"{results(done)}\n{done}")
 
 
 @app.command(epilog="Example: pe-study report runs/demo --output reports/demo")

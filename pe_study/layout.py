@@ -16,10 +16,10 @@ def hanging(head: str, text: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of the same keys as aligned columns under their names; numbers to the right."""
+    """Rows of the same keys as aligned columns under their names; columns that hold numbers to the right."""
     columns = {name: [name, *(str(row[name]) for row in rows)] for name in (rows[0] if rows else ())}
     widths = {name: max(map(len, cells)) for name, cells in columns.items()}
-    right = {name for name in columns if all(isinstance(row[name], int | float) for row in rows)}
+    right = {name for name in columns if any(cell[:1].isdigit() for cell in columns[name][1:])}
     lines = [
         "  ".join(
             cells[line].rjust(widths[name]) if name in right else cells[line].ljust(widths[name])

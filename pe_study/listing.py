@@ -7,7 +7,18 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from pe_study import encodings, forecast, layout, plan, recipe, rope_scaling, runs, schema, shipped, yaml_strict
+from pe_study import (
+    encodings,
+    forecast,
+    layout,
+    plan,
+    recipe,
+    rope_scaling,
+    runs,
+    schema,
+    shipped,
+    yaml_strict,
+)
 from pe_study.errors import UsageError, did_you_mean
 
 KERNELS = {
@@ -110,3 +121,21 @@ def is_recipe(path: Path) -> bool:
     """Whether a file claims to be a recipe: it trains something, where a plan only evaluates."""
     content = yaml_strict.read_mapping(path).value
     return bool({"model", "train", "encodings", "include"} & set(content))
+
+
+def results(folder: Path) -> str:
+    """What an evaluation measured, a table a protocol: bits per byte, or perplexity without bytes."""
+    from pe_study import rows, tables
+
+    curves = tables.length_curves(rows.read_rows(folder))
+    metric = "bits_per_byte" if curves["bits_per_byte"].notna().any() else "perplexity"
+    blocks = []
+    for protocol, shown in curves.groupby("protocol", sort=False):
+        wide = tables.main_table(shown, metric, sorted(shown["length"].unique())).reset_index()
+        lines = [{str(key): _figure(value) for key, value in row.items()} for row in wide.to_dict("records")]
+        blocks.append(f"{tables.METRICS[metric]}, {protocol}\n{layout.table(lines)}")
+    return "\n\n".join(blocks)
+
+
+def _figure(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
