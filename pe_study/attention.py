@@ -22,6 +22,8 @@ from pe_study.errors import UsageError, did_you_mean
 
 Kernel = Literal["auto", "eager", "sdpa", "flex", "flash"]
 KERNELS = ("eager", "sdpa", "flex", "flash")
+SHORT = 256
+"""Up to this many keys a dense T x S block is small; past it, chunks."""
 
 Result = tuple[Tensor, Tensor | None]
 
@@ -163,17 +165,43 @@ def sdpa(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring) -> Re
     num_heads = q_BHTK.shape[1]
     bias_HS, band_BHTW = _bias_and_band(scoring, k_BGSK.shape[2])
     width = 0 if band_BHTW is None else band_BHTW.shape[3]
-    layout = Layout(scoring.scale, mask.offset, width, _chunk_size(q_BHTK, k_BGSK.shape[2], width))
+    if band_BHTW is not None and band_BHTW.requires_grad and mask.offset == 0 and num_queries <= SHORT:
+        return _dense_band(q_BHTK, k_BGSK, v_BGSK, band_BHTW, scoring), None
+    layout = Layout(scoring.scale, mask.offset, width, _chunk_size(num_queries, k_BGSK.shape[2]))
     k_BHSK, v_BHSK = repeat_heads(k_BGSK, num_heads), repeat_heads(v_BGSK, num_heads)
     return attend_in_chunks(q_BHTK, k_BHSK, v_BHSK, bias_HS, band_BHTW, mask.segments, layout)
 
 
-def _chunk_size(q_BHTK: Tensor, num_keys: int, width: int) -> int:
-    """Queries of a chunk: short ones where a dense near block must stay in the cache, long ones elsewhere."""
-    num_queries = q_BHTK.shape[2]
-    if num_keys <= 256:
+def _chunk_size(num_queries: int, num_keys: int) -> int:
+    """Queries of a chunk: few where its scores must stay in the cache, many where keys are many."""
+    if num_keys <= SHORT:
         return num_queries
     return min(num_queries, 128 if num_keys <= 4096 else 512)
+
+
+def _dense_band(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, band_BHTW: Tensor, scoring: Scoring) -> Tensor:
+    """Training at short lengths with a learned bias: torch's own math path, the bias a dense mask."""
+    mask, num_queries = scoring.mask, q_BHTK.shape[2]
+    index = torch.arange(num_queries, device=q_BHTK.device)
+    b = torch.arange(q_BHTK.shape[0], device=q_BHTK.device)[:, None, None, None]
+    seen = allowed(mask, b, index[:, None], index)
+    bias = shear(band_BHTW, num_queries).masked_fill(~seen, masked_value(band_BHTW.dtype))
+    q, k, v = (x.to(band_BHTW.dtype) for x in (q_BHTK, k_BGSK, v_BGSK))
+    grouped = k.shape[1] != q.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scoring.scale, enable_gqa=grouped)
+    return out.to(v_BGSK.dtype)
+
+
+def shear(band_BHTW: Tensor, num_queries: int) -> Tensor:
+    """(B,H,T or 1,W) -> (B,H,T,T) whose [..., i, j] is the band at query i and distance i - j, 0 elsewhere.
+
+    Rows are padded to one more than the width of the result and read as rows of that width: each shifts by one.
+    """
+    batch, heads, _, width = band_BHTW.shape
+    rows = band_BHTW.flip(-1).expand(batch, heads, num_queries, width)
+    line = F.pad(rows, (0, num_queries)).flatten(-2)
+    columns = num_queries + width - 1
+    return line[..., : num_queries * columns].unflatten(-1, (num_queries, columns))[..., width - 1 :]
 
 
 def _bias_and_band(scoring: Scoring, num_keys: int) -> tuple[Tensor, Tensor | None]:

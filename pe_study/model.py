@@ -1,4 +1,4 @@
-"""The decoder: Llama-shaped (pre-RMSNorm, SwiGLU, no biases, tied head), its position encoding a part passed in.
+"""The decoder: Llama-shaped (pre-RMSNorm, SwiGLU, no biases, tied head), its encoding a part passed in.
 
 Shape legend: B batch, T tokens of this call, S keys (cached and new), D model width, H query heads,
 G key heads, K head width, V vocabulary.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from pe_study import attention, encodings
 from pe_study.attention import Mask, Scoring
 from pe_study.chunked_attention import Segments
-from pe_study.encodings.base import At, Encoding
+from pe_study.encodings.base import At, Encoding, Rotary
 from pe_study.errors import LengthError
-from pe_study.norm import rms_norm
+from pe_study.pointwise import rms_norm
 
 CACHE_FIELD = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
@@ -39,8 +39,8 @@ class PEStudyConfig(PreTrainedConfig):
     """
 
     model_type = "pe_study"
-    keys_to_ignore_at_inference = ["cache", "past_key_values"]
-    attribute_map = {
+    keys_to_ignore_at_inference: ClassVar = ["cache", "past_key_values"]
+    attribute_map: ClassVar = {
         "hidden_size": "d_model",
         "num_hidden_layers": "num_layers",
         "num_attention_heads": "num_heads",
@@ -180,8 +180,8 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = PEStudyConfig
     base_model_prefix = ""
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Layer"]
-    _tied_weights_keys = {"lm_head.weight": "embedding.weight"}
+    _no_split_modules: ClassVar = ["Layer"]
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "embedding.weight"}
 
     def __init__(self, config: PEStudyConfig) -> None:
         super().__init__(config)
@@ -245,6 +245,11 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
     @property
     def supports_rescale(self) -> bool:
         return bool(self.first_encoding.rescales)
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """Rotary width and base, None where the encoding does not rotate."""
+        return self.first_encoding.rotary
 
     def untrained_rows(self, length: int) -> int:
         """Rows of position tables that `length` tokens use and training never reached, over all tables."""

@@ -1,7 +1,7 @@
 """Rescaling RoPE: a spec -> (inverse frequencies, attention factor).
 
 `none | linear:S | ntk:S | ntk-by-parts:S | dynamic[:S] | yarn:S | llama3:S | longrope:FILE`, options after
-colons (`yarn:4:beta_fast=32`). S is a number >= 1 or `auto` (declared length / original length, never below 1).
+colons (`yarn:4:beta_fast=32`). S is a number >= 1 or `auto` (declared length / original length, at least 1).
 What transformers computes, it computes; ntk, ntk-by-parts and longrope's file are ours. Torch is imported
 only where frequencies are built, so that plans and reports can parse a spec without it.
 """
@@ -37,7 +37,17 @@ _OPTIONS: dict[str, dict[str, type]] = {
     "llama3": {"low_freq_factor": float, "high_freq_factor": float},
     "longrope": {"attention_factor": float},
 }
-KINDS = tuple(_OPTIONS)
+KINDS: dict[str, str] = {
+    "none": "the frequencies of training",
+    "linear": "every frequency / S (position interpolation, Chen 2023)",
+    "ntk": "base * S^(d/(d-2)): the lowest frequency / S, the highest kept (bloc97 2023)",
+    "ntk-by-parts": "/ S below beta_slow turns, kept above beta_fast, a ramp between (YaRN, section 3.2)",
+    "dynamic": "ntk with a base for the declared length, unscaled up to the original one (emozilla 2023)",
+    "yarn": "a ramp over dimensions, and an attention factor 1 + 0.1 ln S (Peng 2023)",
+    "llama3": "/ S for long waves, kept for short ones, smooth between (Meta 2024)",
+    "longrope": "a factor a frequency from a JSON file, short or long by the declared length (Ding 2024)",
+}
+assert KINDS.keys() == _OPTIONS.keys()
 
 
 @dataclass(frozen=True)
@@ -224,7 +234,10 @@ def _from_transformers(
 def _ntk_by_parts(
     rotary_dim: int, base: float, factor: float, original_length: int, options: dict[str, Any]
 ) -> Tensor:
-    """theta' = (1 - gamma) theta / S + gamma theta, gamma a ramp in the turns r = L0 theta / 2 pi (YaRN, eq. 18-19)."""
+    """theta' = (1 - gamma) theta / S + gamma theta (YaRN, equations 18-19).
+
+    gamma is a ramp in the turns r = L0 theta / 2 pi that a pair makes over the original length.
+    """
     import torch
 
     beta_fast, beta_slow = options.get("beta_fast", 32.0), options.get("beta_slow", 1.0)
@@ -248,7 +261,8 @@ def _longrope(
     name = "long_factor" if length > original else "short_factor"
     if len(content[name]) != rotary_dim // 2:
         raise RescaleError(
-            f"{rescale.file}: {name} has {len(content[name])} factors, this model rotates {rotary_dim // 2} pairs"
+            f"{rescale.file}: {name} has {len(content[name])} factors, "
+            f"this model rotates {rotary_dim // 2} pairs"
         )
     factors = torch.tensor(content[name], dtype=torch.float32)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,12 +56,19 @@ class At:
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
 
+class Rotary(NamedTuple):
+    """What a rescale needs to know of a rotary encoding: how many dimensions turn, and the base."""
+
+    dim: int
+    base: float
+
+
 class Encoding(nn.Module):
     """The base of every position encoding; on its own it encodes nothing.
 
     Traits: `is_relative` (scores depend on distances alone), `per_layer` (one instance a layer instead of one
-    a model), `max_length` (None = any), `depends_on_length` (its constants are built for the declared length),
-    `constant_beyond` (scores change by one constant a query from this distance on; None = never),
+    a model), `max_length` (None = any), `depends_on_length` (its constants are built for the declared
+    length), `rotary` (None = nothing turns), `constant_beyond` (scores change by one constant a query from this distance on; None = never),
     `rescales` (the kinds of `pe_study.rope_scaling` it takes beside `none`).
     """
 
@@ -79,6 +86,10 @@ class Encoding(nn.Module):
 
     @property
     def max_length(self) -> int | None:
+        return None
+
+    @property
+    def rotary(self) -> Rotary | None:
         return None
 
     @property
@@ -139,7 +150,7 @@ class Encoding(nn.Module):
         return 0
 
     def auto_lr_mult(self, lr_total: float) -> float:
-        """The learning-rate multiplier that `lr_mult: auto` means; `lr_total` is the sum of lr over training."""
+        """What `lr_mult: auto` means; `lr_total` is the sum of the learning rate over training."""
         return 1.0
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pe_study import rope_scaling
-from pe_study.encodings.base import At, Dimensions, Encoding
+from pe_study.encodings.base import At, Dimensions, Encoding, Rotary
+from pe_study.pointwise import rotate_halves
 
 
 class RoPE(Encoding):
@@ -20,7 +21,7 @@ class RoPE(Encoding):
     """
 
     is_relative = True
-    rescales = rope_scaling.KINDS
+    rescales = tuple(rope_scaling.KINDS)
 
     def __init__(self, dims: Dimensions, *, base: float = 10000.0, fraction: float = 1.0) -> None:
         super().__init__(dims)
@@ -28,7 +29,7 @@ class RoPE(Encoding):
         self.rotary_dim = int(dims.head_dim * fraction)
         if base <= 1 or self.rotary_dim < 2 or self.rotary_dim % 2 or fraction > 1:
             raise ValueError(
-                f"rope needs base > 1 and an even rotary width of at least 2 within the head's {dims.head_dim}, "
+                f"rope needs base > 1 and an even rotary width from 2 to the head's {dims.head_dim}, "
                 f"found base {base:g}, fraction {fraction:g} (width {self.rotary_dim})"
             )
         self.rescale = rope_scaling.parse(dims.rescale)
@@ -42,6 +43,10 @@ class RoPE(Encoding):
         )
 
     @property
+    def rotary(self) -> Rotary:
+        return Rotary(self.rotary_dim, self.base)
+
+    @property
     def depends_on_length(self) -> bool:
         return self.rescale.depends_on_length
 
@@ -49,21 +54,12 @@ class RoPE(Encoding):
         if "rope" not in at.memo:
             at.memo["rope"] = self._cos_sin(at.q_positions_BT, q_BHTK.dtype)
         cos, sin = at.memo["rope"]
-        return turn(q_BHTK, cos, sin, self.rotary_dim), turn(k_BGTK, cos, sin, self.rotary_dim)
+        return rotate_halves(q_BHTK, cos, sin), rotate_halves(k_BGTK, cos, sin)
 
     def _cos_sin(self, positions_BT: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(B, 1, T, E) each, in the dtype of the queries; angles in float32 whatever it is."""
+        """(B, 1, T, K) and (B, 1, T, E/2) in the dtype of the queries; angles in float32 whatever it is."""
         with torch.autocast(positions_BT.device.type, enabled=False):
             angle = positions_BT[:, None, :, None].float() * self.inv_freq.to(positions_BT.device)
-            angle = torch.cat((angle, angle), dim=-1)
-            return (angle.cos() * self.attention_factor).to(dtype), (angle.sin() * self.attention_factor).to(
-                dtype
-            )
-
-
-def turn(x: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int) -> Tensor:
-    """x (B, H, T, K) with its first `rotary_dim` dimensions rotated by cos, sin (B, 1, T, rotary_dim)."""
-    turned, passed = x[..., :rotary_dim], x[..., rotary_dim:]
-    first, second = turned.chunk(2, dim=-1)
-    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
-    return torch.cat((turned, passed), dim=-1) if rotary_dim < x.shape[-1] else turned
+            cos, sin = angle.cos() * self.attention_factor, angle.sin() * self.attention_factor
+            passed = cos.new_ones(*cos.shape[:-1], self.dims.head_dim - self.rotary_dim)
+            return torch.cat((cos, cos, passed), dim=-1).to(dtype), sin.to(dtype)
