@@ -77,13 +77,15 @@ class Rescale:
         if self.file is not None:
             parts.append(self.file)
         if self.factor is not None:
-            parts.append(self.factor if isinstance(self.factor, str) else f"{self.factor:g}")
+            parts.append(_spell(self.factor))
         parts += [f"{key}={_spell(value)}" for key, value in self.options]
         return ":".join(parts)
 
 
 def _spell(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    return str(value).lower()
 
 
 def parse(spec: str | Rescale) -> Rescale:
