@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -72,11 +73,10 @@ def _keys(root: Path) -> Iterable[tuple[str, str]]:
 
 def _comment(path: Path) -> str:
     """The first sentence of the comment that opens a YAML file: what it is for."""
-    lines = itertools.takewhile(
-        lambda line: line.startswith("#"), path.read_text(encoding="utf-8").split("\n")
-    )
-    sentence, _, _ = " ".join(line.lstrip("# ") for line in lines).partition(". ")
-    return sentence.rstrip(".")
+    prose = re.compile(r"# \S")  # not an empty comment line, nor an indented command
+    lines = itertools.takewhile(prose.match, path.read_text(encoding="utf-8").split("\n"))
+    opening = " ".join(line.removeprefix("# ") for line in lines)
+    return re.split(r"\.(?: +(?=[A-Z`])|$)", opening)[0].rstrip(":")
 
 
 KINDS: dict[str, Callable[[Path], Iterable[tuple[str, str]]]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
+OTHER_KINDS = {"accelerate", "tasks"}  # launcher configurations beside recipes, lm-eval tasks beside plans
 ROOTS = (PACKAGE.parent, PACKAGE / "_shipped")  # a clone (or editable install), an installed wheel
 
 
@@ -20,6 +21,6 @@ def find(path: str | Path) -> Path:
 
 
 def names(folder: str) -> list[str]:
-    """Shipped YAML files directly in `folder` ("recipes", "evals", "reports"), as they are typed."""
-    found = {f"{folder}/{path.name}" for root in ROOTS for path in (root / folder).glob("*.yaml")}
-    return sorted(found)
+    """Shipped YAML files under `folder` ("recipes", "evals", "reports"), as they are typed."""
+    found = {path.relative_to(root) for root in ROOTS for path in (root / folder).rglob("*.yaml")}
+    return sorted(str(path) for path in found if path.parent.name not in OTHER_KINDS)

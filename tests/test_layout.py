@@ -191,3 +191,23 @@ def _opens_text(call: ast.Call) -> bool:
         str(keyword.value.value) for keyword in call.keywords if isinstance(keyword.value, ast.Constant)
     ]
     return "utf-8" not in modes and not any(re.fullmatch("[rwxa+]*b[+]?", mode) for mode in modes)
+
+
+def test_documents_keep_up_with_the_code() -> None:
+    """The README names every command; its links lead somewhere."""
+    from pe_study.cli import app
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for command in app.registered_commands:
+        name = command.name or command.callback.__name__
+        assert f"pe-study {name}" in readme, f"README.md does not mention pe-study {name}"
+    for link in re.findall(r"\]\(([^)#]+)", readme):
+        assert (ROOT / link).exists(), f"README.md links to {link}"
+
+
+def test_definitions_name_every_column_and_protocol() -> None:
+    from pe_study import encodings, plan, rope_scaling, rows
+
+    text = (ROOT / "docs/definitions.md").read_text(encoding="utf-8")
+    for name in (*plan.PROTOCOLS, *encodings.available(), *rope_scaling.KINDS, *rows.ROW_COLUMNS):
+        assert re.search(rf"\b{re.escape(name)}\b", text), f"docs/definitions.md does not mention {name}"
