@@ -33,7 +33,7 @@ def digest(*parts: str) -> str:
     """sha256 (hex) of strings, each with its length, so that no two lists share a digest."""
     total = hashlib.sha256()
     for part in parts:
-        data = part.encode("utf-8", "surrogatepass")
+        data = part.encode("utf-8")
         total.update(len(data).to_bytes(8, "little") + data)
     return total.hexdigest()
 

@@ -91,7 +91,12 @@ def _walk(root: Path, skip: Callable[[str], bool]) -> list[tuple[str, Path]]:
     for folder, inner, names in os.walk(root):
         inner[:] = [part for part in inner if not skip(part)]
         found += [Path(folder, name) for name in names if not _is_hidden(name)]
-    return sorted((path.relative_to(root).as_posix(), path) for path in found)
+    return sorted((_utf8_name(path.relative_to(root)), path) for path in found)
+
+
+def _utf8_name(path: Path) -> str:
+    """A relative path as text, the same in every locale."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "replace")
 
 
 def _is_hidden(part: str) -> bool:

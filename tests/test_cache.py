@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from pe_study import cache
 from pe_study.cache import cache_root, cached_folder, digest
 from pe_study.errors import DataError
 
@@ -118,6 +117,5 @@ def test_processes_at_once_build_once(root):
 
 
 def test_digest_tells_lists_apart():
-    lists = [("ab", "c"), ("a", "bc"), ("abc",), ("ab", "c", ""), ("\ud800",)]
+    lists = [("ab", "c"), ("a", "bc"), ("abc",), ("ab", "c", "")]
     assert len({digest(*parts) for parts in lists}) == len(lists)
-    assert cache.digest("é") == digest("é")

@@ -165,14 +165,14 @@ from pe_study.sections import DataSpec
 spec = DataSpec(corpus=sys.argv[1], tokenizer=sys.argv[2])
 corpus = load_corpus(spec)
 split = tokenize(corpus, "train", load_tokenizer(spec, corpus))
-print(corpus.hash, split.num_tokens, split.num_bytes)
+print(corpus.hash, split.num_tokens, split.num_bytes, ascii(split.names[0]))
 """
 
 
 def test_locale_does_not_matter(tmp_path):
     """case 62: hash, tokens and bytes are the same under LC_ALL=C and PYTHONUTF8=0."""
     for number, text in enumerate(TEXTS):
-        (tmp_path / f"{number}.txt").write_text(text, encoding="utf-8")
+        (tmp_path / f"é{number}.txt").write_text(text, encoding="utf-8")
     printed = []
     for number, setting in enumerate([{"PYTHONUTF8": "1"}, {"PYTHONUTF8": "0", "LC_ALL": "C"}]):
         env = {**os.environ, "PYTHONCOERCECLOCALE": "0", "PE_STUDY_CACHE": str(tmp_path / f"cache{number}")}
