@@ -279,9 +279,27 @@ def flex(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring) -> Re
 
 @lru_cache(maxsize=1)
 def _compiled_flex() -> Any:
+    """One compilation for lengths of any kind; running into the recompile limit is an error, not a warning."""
+    from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention
 
+    config.fail_on_recompile_limit_hit = True
     return torch.compile(flex_attention, dynamic=True)
+
+
+def compilations() -> int:
+    """How many graphs torch has compiled since the start or the last `reset_compilations`."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def reset_compilations() -> None:
+    """Forgets every compiled graph: what one run compiled must not count against the next."""
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
 
 
 def _block_mask(q_BHTK: Tensor, num_keys: int, scoring: Scoring) -> Any:

@@ -393,6 +393,29 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
         at = At(0, q_positions_BT, k_positions_BS, declared, consecutive)
         return at, Mask(past, segments)
 
+    def declare(self, length: int | None) -> None:
+        """Makes `length` the declared length (None: none declared); every constant is rebuilt for it."""
+        self.config.length = length
+        for encoding in self.layer_encodings():
+            encoding.declare(length)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers generates; where no length is declared, prompt + new tokens are, for this call."""
+        declared = self.config.length
+        try:
+            return super().generate(*args, **kwargs)
+        finally:
+            if self.config.length != declared:
+                self.declare(declared)
+
+    def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers' own moment of knowing the whole length, before the first token is read."""
+        prepared = super()._prepare_generated_length(*args, **kwargs)
+        if self.config.length is None and self.first_encoding.depends_on_length:
+            self.declare(max(prepared.max_length, self.config.train_length))
+        self._check_length(prepared.max_length)
+        return prepared
+
     def _check_length(self, total: int) -> None:
         declared = self.config.length
         if declared is None and self.first_encoding.depends_on_length:

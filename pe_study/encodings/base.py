@@ -7,7 +7,7 @@ Distance is query position minus key position, >= 0 in a causal decoder.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -83,6 +83,10 @@ class Encoding(nn.Module):
             raise RescaleError(
                 f"rescale {dims.rescale!r} needs rotary positions; this model has none (use none)"
             )
+
+    def declare(self, length: int | None) -> None:
+        """Rebuilds every length-dependent constant for another declared length (None: none declared)."""
+        self.dims = replace(self.dims, length=length)
 
     @property
     def max_length(self) -> int | None:

@@ -33,13 +33,17 @@ class RoPE(Encoding):
                 f"found base {base:g}, fraction {fraction:g} (width {self.rotary_dim})"
             )
         self.rescale = rope_scaling.parse(dims.rescale)
+        self.declare(dims.length)
+
+    def declare(self, length: int | None) -> None:
+        super().declare(length)
         # A plain attribute, not a buffer: no cast of the model and no checkpoint may touch it.
         self.inv_freq, self.attention_factor = rope_scaling.frequencies(
             self.rescale,
             rotary_dim=self.rotary_dim,
-            base=base,
-            original_length=dims.train_length,
-            length=dims.resolved_length,
+            base=self.base,
+            original_length=self.dims.train_length,
+            length=self.dims.resolved_length,
         )
 
     @property
