@@ -18,7 +18,7 @@ Unit = Literal["document", "stream"]
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Documents to evaluate: `kept` of the `eligible` (long enough) of `total`; median lengths in tokens."""
+    """Documents to evaluate: `kept` of the `eligible` (long enough) of `total`; median lengths in tokens, uncut."""
 
     documents: tuple[Document, ...]
     unit: Unit

@@ -20,7 +20,7 @@ from pe_study.errors import DataError
 from pe_study.files import read_json, write_json
 from pe_study.tokenization import Document, Tokenizer
 
-_LAYOUT = "ids, token_bytes, offsets, hashes, has_bytes, names; 1"  # part of the cache key
+_LAYOUT = "ids, token_bytes, offsets, hashes, has_bytes, names; 2"  # part of the cache key
 _CHARACTERS_AT_ONCE = 1 << 20
 
 
@@ -120,27 +120,32 @@ def tokenize_documents(source: str, tokenizer: Tokenizer, text_field: str = "tex
 
 
 def _write(folder: Path, documents: Iterable[TextDocument], tokenizer: Tokenizer) -> dict[str, Any]:
-    ids = _Column(folder / "ids.bin", np.uint16)
-    covered = _Column(folder / "token_bytes.bin", np.uint8)
     separator = tokenizer.separator_id
     names, hashes, lengths, has_bytes = [], [], [], []
-    for batch in _batches(documents):
-        encoded = tokenizer.encode_batch([document.text for document in batch])
-        for text, document in zip(batch, encoded, strict=True):
+    with _Column(folder / "ids.bin") as ids, _Column(folder / "token_bytes.bin") as covered:
+        for text, document in _encoded(documents, tokenizer):
+            known = document.token_bytes
             ids.extend(np.append(document.ids, separator))
-            bytes_known = np.zeros(len(document)) if document.token_bytes is None else document.token_bytes
-            covered.extend(np.append(bytes_known, 0))
+            covered.extend(np.append(np.zeros(len(document)) if known is None else known, 0))
             names.append(text.name)
             hashes.append(text.hash)
             lengths.append(len(document) + 1)
-            has_bytes.append(document.token_bytes is not None)
+            has_bytes.append(known is not None)
     if not names:
         raise DataError("this split has no document (data.validation_fraction, data.validation_split)")
     np.save(folder / "offsets.npy", np.cumsum([0, *lengths], dtype=np.int64))
     np.save(folder / "hashes.npy", np.array(hashes, dtype=np.uint64))
     np.save(folder / "has_bytes.npy", np.array(has_bytes, dtype=bool))
     write_json(folder / "names.json", names)
-    return {"tokenizer": tokenizer.name, "dtypes": {"ids": ids.close(), "token_bytes": covered.close()}}
+    dtypes = {"ids": ids.dtype.name, "token_bytes": covered.dtype.name}
+    return {"tokenizer": tokenizer.name, "dtypes": dtypes}
+
+
+def _encoded(
+    documents: Iterable[TextDocument], tokenizer: Tokenizer
+) -> Iterator[tuple[TextDocument, Document]]:
+    for batch in _batches(documents):
+        yield from zip(batch, tokenizer.encode_batch([each.text for each in batch]), strict=True)
 
 
 def _batches(documents: Iterable[TextDocument]) -> Iterator[list[TextDocument]]:
@@ -158,29 +163,30 @@ def _batches(documents: Iterable[TextDocument]) -> Iterator[list[TextDocument]]:
 
 
 class _Column:
-    """Values written one batch after another; the file is rewritten as uint32 when a value asks for it."""
+    """Values written one batch after another, in the narrowest unsigned type that has held them so far."""
 
-    def __init__(self, path: Path, dtype: type[np.unsignedinteger[Any]]):
+    def __init__(self, path: Path):
         self.path = path
-        self.dtype = np.dtype(dtype)
+        self.dtype = np.dtype(np.uint8)
         self.file = path.open("wb")
 
+    def __enter__(self) -> _Column:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
     def extend(self, values: np.ndarray) -> None:
-        if int(values.max()) > np.iinfo(self.dtype).max:
-            self._widen()
+        if (needed := np.min_scalar_type(int(values.max()))).itemsize > self.dtype.itemsize:
+            self._widen(needed)
         values.astype(self.dtype).tofile(self.file)
 
-    def close(self) -> str:
-        """The name of the data type in the file."""
-        self.file.close()
-        return self.dtype.name
-
-    def _widen(self) -> None:
+    def _widen(self, dtype: np.dtype) -> None:
         self.file.close()
         narrow = self.path.rename(self.path.with_suffix(".narrow"))
         self.file = self.path.open("wb")
         with narrow.open("rb") as file:
             while len(values := np.fromfile(file, dtype=self.dtype, count=1 << 22)):
-                values.astype(np.uint32).tofile(self.file)
+                values.astype(dtype).tofile(self.file)
         narrow.unlink()
-        self.dtype = np.dtype(np.uint32)
+        self.dtype = dtype
