@@ -7,7 +7,7 @@ import gc
 import resource
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -19,6 +19,8 @@ from pe_study.errors import PEStudyError, RecipeError
 
 if TYPE_CHECKING:
     from pe_study.recipe import Recipe
+
+Result = TypeVar("Result")
 
 
 def make_accelerator(recipe: Recipe) -> Accelerator:
@@ -35,18 +37,19 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     )
 
 
-def on_main(accelerator: Accelerator, function: Callable[[], Any]) -> None:
-    """Call `function` on the main process; what it raises is raised on every process."""
-    outcome: list[Any] = [None]
+def on_main(accelerator: Accelerator, function: Callable[[], Result]) -> Result:
+    """Call `function` on the main process; every process gets what it returns, or raises what it raises."""
+    outcome: list[Any] = [None, None]
     if accelerator.is_main_process:
         try:
-            function()
+            outcome[0] = function()
         except (PEStudyError, OSError) as error:
-            outcome = [error]
+            outcome[1] = error
     if accelerator.num_processes > 1:
         broadcast_object_list(outcome)
-    if outcome[0] is not None:
-        raise outcome[0]
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
 
 
 @contextlib.contextmanager
@@ -77,6 +80,6 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def device_name(accelerator: Accelerator) -> str:
-    """ "cpu", or the GPU's name."""
+    """The name of the GPU, or "cpu"."""
     device = accelerator.device
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

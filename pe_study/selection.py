@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pe_study import runs
 from pe_study.errors import UsageError, did_you_mean
 from pe_study.recipe import Recipe, RunSpec, training_differences, training_values
 
-_KEYS = ("encoding", "seed")
+_KEYS = ("encoding", "seed", "run")
 
 
 def select_runs(recipe: Recipe, only: Mapping[str, str] | None = None) -> tuple[RunSpec, ...]:
-    """The runs whose encoding (label or name) and seed are as `only` says. UsageError when none is."""
+    """The runs whose encoding (label or name), seed and run (`rope-s0`) are as `only` says. UsageError when
+    none is."""
     found = recipe.runs()
     for key, value in (only or {}).items():
         if key not in _KEYS:
@@ -26,25 +28,32 @@ def select_runs(recipe: Recipe, only: Mapping[str, str] | None = None) -> tuple[
 
 
 def _words(run: RunSpec, key: str) -> tuple[str, ...]:
-    return (run.encoding.label, run.encoding.name) if key == "encoding" else (str(run.seed),)
+    words = {
+        "encoding": (run.encoding.label, run.encoding.name),
+        "seed": (str(run.seed),),
+        "run": (run.run_id,),
+    }
+    return words[key]
 
 
-def check_folder(folder: Path, recipe: Recipe, run: RunSpec) -> None:
-    """UsageError for a run directory that is not ours, or that holds results of another recipe, which it
-    tells apart key by key. A run that was stopped before anything was saved may be started differently."""
+def check_folder(folder: Path, recipe: Recipe, run: RunSpec, *, resume: str = "auto") -> None:
+    """UsageError for a run directory that is not ours, or that holds results of another recipe. A run that
+    was stopped before anything was saved, or that starts over, may be of another."""
     if not folder.exists():
         return
     runs.claim_folder(folder, ours=(runs.PROVENANCE,))
-    if not (folder / runs.PROVENANCE).exists() or not _holds_weights(folder):
-        return
-    trained = runs.read_json(folder / runs.PROVENANCE)["training"]
-    changes = training_differences(trained, training_values(recipe, run))
+    saved = any((folder / runs.SNAPSHOTS).glob("step_*")) and resume != "never"
+    if (folder / runs.PROVENANCE).exists() and (runs.is_done(folder) or saved):
+        trained = runs.read_json(folder / runs.PROVENANCE)["training"]
+        refuse_changes(folder, trained, training_values(recipe, run))
+
+
+def refuse_changes(folder: Path, trained: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """UsageError naming what changed, when a value of `now` differs from what `folder` was trained with."""
+    changes = training_differences({key: trained.get(key) for key in now}, now)
     if changes:
+        more = f"; {len(changes) - 5} more" * (len(changes) > 5)
         raise UsageError(
-            f"{folder}: holds a run of another recipe ({'; '.join(changes[:5])}); "
+            f"{folder}: trained with another recipe or corpus ({'; '.join(changes[:5])}{more})\n"
             "give the recipe another name, choose another --runs folder, or delete this one"
         )
-
-
-def _holds_weights(folder: Path) -> bool:
-    return runs.is_done(folder) or any((folder / runs.SNAPSHOTS).glob("step_*"))

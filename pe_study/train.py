@@ -7,48 +7,32 @@ rate. The loss of a step is the mean over all its target tokens, on however many
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
-from pe_study import runs, snapshots, state
-from pe_study.data import (
-    Corpus,
-    TokenizedSplit,
-    Tokenizer,
-    TrainBatches,
-    load_corpus,
-    load_tokenizer,
-    tokenize,
-)
-from pe_study.engine import (
-    device_name,
-    make_accelerator,
-    no_progress_bars,
-    on_main,
-    peak_memory_bytes,
-    release,
-)
-from pe_study.errors import Interrupted
-from pe_study.files import sync, write_text
-from pe_study.model import PEStudyConfig, PEStudyForCausalLM
-from pe_study.recipe import Recipe, RunSpec, narrow, resolved_yaml, training_hash, training_values
+from pe_study import runs, state
+from pe_study.data import TrainBatches
+from pe_study.engine import make_accelerator, on_main, release
+from pe_study.errors import Interrupted, NonFiniteLossError, UsageError
+from pe_study.initial import StudyData, build_model, load_data
+from pe_study.model import PEStudyForCausalLM
+from pe_study.recipe import Recipe, RunSpec
+from pe_study.run_files import RunFiles
 from pe_study.run_log import RunLog, check_trackers
-from pe_study.selection import check_folder, select_runs
+from pe_study.selection import check_folder, refuse_changes, select_runs
 from pe_study.stopping import StopRequest
-from pe_study.updates import Updater
+from pe_study.updates import Update, Updater
 from pe_study.validation import Validator
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What became of one run: `status` is trained or skipped (it was finished before)."""
+    """What became of one run: `status` trained, or skipped as finished before; `facts` as in `DONE`."""
 
     run_id: str
     folder: Path
@@ -56,62 +40,43 @@ class RunResult:
     facts: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class StudyData:
-    """What all runs of a study train on."""
-
-    corpus: Corpus
-    tokenizer: Tokenizer
-    train: TokenizedSplit
-    validation: TokenizedSplit
-
-
 def train_study(
     recipe: Recipe,
     runs_root: Path | str = "runs",
     only: Mapping[str, str] | None = None,
     *,
+    resume: str = "auto",
     progress: bool = False,
+    stop: StopRequest | None = None,
 ) -> list[RunResult]:
     """Train every run of the recipe that `only` selects, in order, skipping those that are finished.
 
-    Before any work: UsageError for a selection that matches nothing, a run directory that is not ours or that
-    holds a run of another recipe. Interrupted when a signal asked to stop; the same call goes on from there.
+    `resume`: `auto` goes on from the newest whole snapshot, `never` starts unfinished runs over, anything
+    else is the folder of a snapshot to go on from (of the one run selected). Before any work: UsageError for
+    a selection that matches nothing, a run directory that is not ours or holds a run of another recipe or
+    corpus. Interrupted when `stop` (default: signals, from here on) asks to; the same call then goes on.
     """
     selected = select_runs(recipe, only or {})
     folders = {run.run_id: runs.run_dir(runs_root, recipe, run) for run in selected}
+    if resume not in ("auto", "never") and len(selected) > 1:
+        raise UsageError(f"--resume {resume}: {len(selected)} runs are selected; pick one with --only")
     for run in selected:
-        check_folder(folders[run.run_id], recipe, run)
+        check_folder(folders[run.run_id], recipe, run, resume=resume)
     if all(runs.is_done(folder) for folder in folders.values()):
         return [_finished(run, folders[run.run_id]) for run in selected]
     check_trackers(recipe)
-    accelerator = make_accelerator(recipe)
-    data = load_data(recipe, accelerator)
-    results = []
-    with StopRequest() as stop:
-        for run in selected:
-            folder = folders[run.run_id]
-            if runs.is_done(folder):
-                results.append(_finished(run, folder))
-                continue
-            results.append(
-                train_run(recipe, run, folder, accelerator, data=data, stop=stop, progress=progress)
+    with contextlib.ExitStack() as held:
+        stop = stop or held.enter_context(StopRequest())
+        accelerator = make_accelerator(recipe)
+        data = load_data(recipe, accelerator)
+        for folder in filter(runs.is_done, folders.values()):
+            refuse_changes(folder, runs.read_json(folder / runs.DONE), data.hashes)
+        return [
+            train_run(
+                recipe, run, folders[run.run_id], accelerator, data, stop, resume=resume, progress=progress
             )
-            release(accelerator)
-    return results
-
-
-def load_data(recipe: Recipe, accelerator: Accelerator) -> StudyData:
-    """Corpus, tokenizer and token ids; the first process of a machine fills the cache, the others read it."""
-    with accelerator.local_main_process_first():
-        corpus = load_corpus(recipe.data)
-        tokenizer = load_tokenizer(recipe.data, corpus)
-        splits = [tokenize(corpus, split, tokenizer) for split in ("train", "validation")]
-    return StudyData(corpus, tokenizer, splits[0], splits[1])
-
-
-def _finished(run: RunSpec, folder: Path) -> RunResult:
-    return RunResult(run.run_id, folder, "skipped", runs.read_json(folder / runs.DONE))
+            for run in selected
+        ]
 
 
 def train_run(
@@ -119,170 +84,94 @@ def train_run(
     run: RunSpec,
     folder: Path,
     accelerator: Accelerator,
-    *,
     data: StudyData,
     stop: StopRequest,
+    *,
+    resume: str = "auto",
     progress: bool = False,
 ) -> RunResult:
-    """Train one run in `folder` from its newest snapshot or from the start, and write `final/` and `DONE`."""
+    """Train one run in `folder` from where it stands to `final/` and `DONE`; a finished one is skipped."""
+    runs.claim_folder(folder, ours=(runs.PROVENANCE,))
     with contextlib.ExitStack() as held:
-        runs.claim_folder(folder, ours=(runs.PROVENANCE,))
-        on_main(accelerator, lambda: held.enter_context(runs.locked(folder)))
-        training = Training(recipe, run, folder, accelerator, data)
-        start = training.resume()
-        on_main(accelerator, training.write_beginning)
-        log = RunLog(recipe, run, folder, accelerator, start=start, progress=progress)
-        with log:
-            training.train(start, log, stop)
-        facts = training.finish()
+        on_main(accelerator, lambda: held.enter_context(runs.locked(folder)) and None)
+        if runs.is_done(folder):
+            return _finished(run, folder)
+        training = Training(recipe, run, RunFiles(recipe, run, folder, accelerator, data))
+        start = training.resume(resume)
+        training.files.write_beginning(training.model)
+        with RunLog(recipe, run, folder, accelerator, start=start, progress=progress) as log:
+            last = training.train(start, log, stop)
+        facts = training.files.finish(training.model, last)
+        release(accelerator)
     return RunResult(run.run_id, folder, "trained", facts)
 
 
-class Training:
-    """One run: its model and batches, and how it starts, goes on, saves and ends."""
+def _finished(run: RunSpec, folder: Path) -> RunResult:
+    return RunResult(run.run_id, folder, "skipped", runs.read_json(folder / runs.DONE))
 
-    def __init__(
-        self, recipe: Recipe, run: RunSpec, folder: Path, accelerator: Accelerator, data: StudyData
-    ) -> None:
-        self.recipe, self.run, self.folder = recipe, run, folder
-        self.accelerator, self.data = accelerator, data
-        train = recipe.train
-        model = build_model(recipe, run, data.tokenizer)
+
+class Training:
+    """The loop over the updates of one run."""
+
+    def __init__(self, recipe: Recipe, run: RunSpec, files: RunFiles) -> None:
+        self.recipe, self.files = recipe, files
+        self.accelerator, data = files.accelerator, files.data
         batches = TrainBatches(
             data.train,
-            length=train.length,
-            batch_tokens=train.batch_tokens,
+            length=recipe.train.length,
+            batch_tokens=recipe.train.batch_tokens,
             seed=run.seed,
             packing=recipe.data.packing,
         )
-        self.updater = Updater(recipe, run, accelerator, model, batches)
-        self.validator = Validator(recipe, data.validation, accelerator)
-        self.last: dict[str, Any] = {}  # the last logged line
-        self.began = time.perf_counter()
+        model = build_model(recipe, run, data.tokenizer)
+        self.updater = Updater(recipe, run, self.accelerator, model, batches)
+        self.validator = Validator(recipe, data.validation, self.accelerator)
 
     @property
     def model(self) -> PEStudyForCausalLM:
         """The bare model, without what engines wrap around it."""
         return self.accelerator.unwrap_model(self.updater.model, keep_torch_compile=False)
 
-    def train(self, start: int, log: RunLog, stop: StopRequest) -> None:
-        """Make the updates from `start` on; Interrupted, after saving, when a stop was requested."""
-        train = self.recipe.train
-        self.updater.model.train()
-        for step in range(start + 1, train.steps + 1):
-            began = time.perf_counter()
-            update = self.updater.update(step - 1, stop=stop.requested is not None)
-            log.tick(time.perf_counter() - began)
-            last = step == train.steps
-            validating = last or is_due(train.eval_every, step)
-            validation = self.validator.evaluate(self.updater.model) if validating else {}
-            if validating or step == 1 or step % train.log_every == 0:
-                self.last = log.log(step, update, validation)
-            if update.stop and not last:
-                self.save(step)
-                raise Interrupted(f"{self.folder}: stopped after step {step}; the same command goes on")
-            if is_due(train.snapshot_every, step) and not last:
-                self.save(step)
-
-    def resume(self) -> int:
-        """Load the newest whole snapshot; the number of updates it had made, 0 without one."""
-        found = snapshots.newest(self.folder / runs.SNAPSHOTS)
+    def resume(self, resume: str) -> int:
+        """Load the snapshot that `resume` says; returns the number of updates it had made, 0 without one."""
+        found = self.files.find_snapshot(resume)
         if found is None:
             return 0
         state.load_weights(self.model, found.tensors("model"))
         state.load_optimizer_state(self.model, self.updater.optimizer, found.tensors("optimizer"))
+        self.updater.load_facts(found.facts["updater"])
         return found.step
 
-    def save(self, step: int) -> None:
-        """Write the snapshot of `step` (all processes gather, one writes)."""
-        parts = {
-            "model": state.weights(self.model),
-            "optimizer": state.optimizer_state(self.model, self.updater.optimizer),
-        }
-        facts = {
-            "step": step,
-            "tokens": step * self.recipe.train.batch_tokens,
-            "training": training_values(self.recipe, self.run),
-            "world_size": self.accelerator.num_processes,
-            **self.hashes(),
-        }
-        root, keep = self.folder / runs.SNAPSHOTS, self.recipe.train.keep_snapshots
-        on_main(self.accelerator, lambda: snapshots.save(root, facts, parts, keep=keep))
+    def train(self, start: int, log: RunLog, stop: StopRequest) -> dict[str, Any]:
+        """Make the updates from `start` on; returns the last line logged. Interrupted, after saving, when a
+        stop was requested."""
+        train = self.recipe.train
+        row: dict[str, Any] = {}
+        self.updater.model.train()
+        for step in range(start + 1, train.steps + 1):
+            began = time.perf_counter()
+            update = self.update(step, stop)
+            log.tick(time.perf_counter() - began)
+            last = step == train.steps
+            validating = last or is_due(train.eval_every, step)
+            validation = self.validator.evaluate(self.updater.model) if validating else {}
+            if validating or step == 1 or is_due(train.log_every, step):
+                row = log.log(step, update, validation)
+            if not last and (update.stop or is_due(train.snapshot_every, step)):
+                self.files.save(step, self.model, self.updater)
+            if not last and update.stop:
+                raise Interrupted(f"{self.files.folder}: stopped after step {step}; the same command goes on")
+        return row
 
-    def hashes(self) -> dict[str, str]:
-        """What the run is a function of."""
-        return {
-            "recipe_hash": self.recipe.hash,
-            "training_hash": training_hash(self.recipe, self.run),
-            "corpus_hash": self.data.corpus.hash,
-            "tokenizer_hash": self.data.tokenizer.hash,
-        }
-
-    def write_beginning(self) -> None:
-        """Write `recipe.yaml` and `provenance.json`."""
-        model, recipe = self.model, self.recipe
-        write_text(self.folder / runs.RECIPE, resolved_yaml(narrow(recipe, self.run)))
-        total = sum(weight.numel() for weight in model.parameters())
-        position = sum(weight.numel() for _, weight in model.position_parameters())
-        facts = runs.provenance(
-            **self.hashes(),
-            training=training_values(recipe, self.run),
-            steps=recipe.train.steps,
-            device=device_name(self.accelerator),
-            num_processes=self.accelerator.num_processes,
-            kernel=model.resolved_kernel(self.accelerator.device),
-            parameters={"total": total, "position": position},
-        )
-        runs.write_json(self.folder / runs.PROVENANCE, facts)
-
-    def finish(self) -> dict[str, Any]:
-        """Write `final/`, then `DONE`; returns what `DONE` says."""
-        final = state.weights(self.model)
-        facts = {
-            **self.last,
-            **self.hashes(),
-            "weights_sha256": state.sha256(final),
-            "wall_seconds": round(time.perf_counter() - self.began, 2),
-            "peak_memory_bytes": peak_memory_bytes(self.accelerator.device),
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-
-        def write() -> None:
-            beside = self.folder / f".{runs.FINAL}.tmp"
-            for folder in (beside, self.folder / runs.FINAL):
-                shutil.rmtree(folder, ignore_errors=True)
-            with no_progress_bars():
-                self.model.save_pretrained(beside, state_dict=final)
-            self.data.tokenizer.save(beside)
-            for path in beside.iterdir():
-                path.chmod(0o644)  # safetensors makes weights private to the user
-                sync(path)
-            beside.rename(self.folder / runs.FINAL)
-            runs.write_json(self.folder / runs.DONE, facts)
-
-        on_main(self.accelerator, write)
-        return facts
+    def update(self, step: int, stop: StopRequest) -> Update:
+        """Update number `step` (from 1); a non-finite one leaves its report in the run directory."""
+        try:
+            return self.updater.update(step - 1, stop)
+        except NonFiniteLossError as error:
+            self.files.write_non_finite(error.report)
+            raise NonFiniteLossError(f"{self.files.folder}: {error}", error.report) from None
 
 
 def is_due(every: int | None, step: int) -> bool:
     """Whether something done `every` so many steps (None: never) is done at `step`."""
     return every is not None and step % every == 0
-
-
-def build_model(recipe: Recipe, run: RunSpec, tokenizer: Tokenizer) -> PEStudyForCausalLM:
-    """The decoder of one run, initialised from its seed."""
-    train = recipe.train
-    config = PEStudyConfig(
-        vocab_size=tokenizer.vocab_size,
-        **recipe.model.model_dump(),
-        encoding={"name": run.encoding.name, **run.encoding.options},
-        train_length=train.length,
-        kernel=train.kernel,
-        seed=run.seed,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-    )
-    model = PEStudyForCausalLM(config)
-    if train.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-    return model

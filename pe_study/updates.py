@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from pe_study.schedules import learning_rate, total_learning_rate
 if TYPE_CHECKING:
     from pe_study.model import PEStudyForCausalLM
     from pe_study.recipe import Recipe, RunSpec
+    from pe_study.stopping import StopRequest
 
 PADDING = -1  # a slot that is not there
 
@@ -64,7 +65,21 @@ class Updater:
         share = -(-batches.sequences_per_batch // accelerator.num_processes)
         self.micro_sequences = min(tokens // self.train.length, share)
 
-    def update(self, step: int, *, stop: bool = False) -> Update:
+    def facts(self) -> dict[str, Any]:
+        """What of this object later steps depend on, as JSON."""
+        scaler = self.accelerator.scaler
+        return {
+            "micro_sequences": self.micro_sequences,
+            "scaler": None if scaler is None else scaler.state_dict(),
+        }
+
+    def load_facts(self, facts: Mapping[str, Any]) -> None:
+        """Put back what `facts` returned."""
+        self.micro_sequences = min(self.micro_sequences, facts["micro_sequences"])
+        if facts["scaler"]:
+            self.accelerator.scaler.load_state_dict(facts["scaler"])
+
+    def update(self, step: int, stop: StopRequest | None = None) -> Update:
         """Make update `step` (0, 1, …). NonFiniteLossError, the weights untouched, on every process when the
         loss or the gradient norm is not finite on any. UsageError when one sequence does not fit memory."""
         lr = learning_rate(self.train, step)
@@ -137,13 +152,13 @@ class Updater:
             return count
         return int(self.accelerator.reduce(torch.tensor(count, device=self.accelerator.device)))
 
-    def _agree(self, loss: Tensor, misfit: bool, stop: bool) -> list[float]:
+    def _agree(self, loss: Tensor, misfit: bool, stop: StopRequest | None) -> list[float]:
         """Loss summed, gradient norm averaged, stops and misfits counted over all processes, in one exchange.
         The norm is equal everywhere unless one process has a bad gradient; then all learn of it."""
         self.accelerator.unscale_gradients()
         norm = _whole(nn.utils.get_total_norm(self._gradients())) / self.accelerator.num_processes
-        flags = [torch.full_like(loss, stop), torch.full_like(loss, misfit)]
-        facts = torch.stack([loss, norm, *flags])
+        stopping = stop is not None and stop.requested is not None
+        facts = torch.stack([loss, norm, torch.full_like(loss, stopping), torch.full_like(loss, misfit)])
         if self.accelerator.num_processes > 1:
             facts = self.accelerator.reduce(facts)
         return facts.tolist()

@@ -11,12 +11,12 @@ ENCODINGS = ("nope", "sinusoidal", "learned", "shaw", "t5", "rope", "alibi")
 WORDS = ("distance", "query", "key", "bucket", "slope", "angle", "table", "window", "bias", "phase")
 
 
-def write_corpus(folder: Path, num_documents: int = 40) -> Path:
-    """Documents of about 400 bytes, the same at every call."""
+def write_corpus(folder: Path, num_documents: int = 80) -> Path:
+    """Documents of 20 to 300 bytes, the same at every call."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     for number in range(num_documents):
-        text = " ".join(draw.choice(WORDS) for _ in range(60))
+        text = " ".join(draw.choice(WORDS) for _ in range(draw.randrange(4, 40)))
         (folder / f"{number:03d}.txt").write_text(text, encoding="utf-8")
     return folder
 

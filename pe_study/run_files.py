@@ -1,0 +1,157 @@
+"""The files of a run that is being trained: written by the main process, agreed on by all."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerate import Accelerator
+from torch import Tensor
+
+from pe_study import runs, snapshots, state
+from pe_study.engine import device_name, no_progress_bars, on_main, peak_memory_bytes
+from pe_study.errors import UsageError
+from pe_study.files import sync, write_text
+from pe_study.recipe import Recipe, RunSpec, narrow, resolved_yaml, training_hash, training_values
+from pe_study.selection import refuse_changes
+
+if TYPE_CHECKING:
+    from pe_study.initial import StudyData
+    from pe_study.model import PEStudyForCausalLM
+    from pe_study.updates import Updater
+
+NON_FINITE = "non_finite.json"
+
+logger = logging.getLogger(__name__)
+
+
+class RunFiles:
+    """What a run reads from and writes to its folder. Every method is a meeting of all processes."""
+
+    def __init__(
+        self, recipe: Recipe, run: RunSpec, folder: Path, accelerator: Accelerator, data: StudyData
+    ) -> None:
+        self.recipe, self.run, self.folder = recipe, run, folder
+        self.accelerator, self.data = accelerator, data
+        self.snapshots = folder / runs.SNAPSHOTS
+        self.training = training_values(recipe, run)
+        self.hashes = {
+            "recipe_hash": recipe.hash,
+            "training_hash": training_hash(recipe, run),
+            **data.hashes,
+        }
+        self._began = time.perf_counter()
+
+    def find_snapshot(self, resume: str) -> snapshots.Snapshot | None:
+        """The snapshot to go on from: `auto` the newest whole one, `never` none (and those there are go),
+        else the folder named. UsageError when recipe or corpus changed, CheckpointError for a damaged one."""
+        found = on_main(self.accelerator, lambda: self._find(resume))
+        now = self.accelerator.num_processes
+        if found is not None and found.facts["world_size"] != now:
+            before = found.facts["world_size"]
+            logger.warning("%s: %d processes, %d before: losses equal to rounding", self.folder, now, before)
+        return found
+
+    def _find(self, resume: str) -> snapshots.Snapshot | None:
+        if resume == "never":
+            shutil.rmtree(self.snapshots, ignore_errors=True)
+            return None
+        found = snapshots.newest(self.snapshots) if resume == "auto" else snapshots.verify(resume)
+        if found is not None:
+            trained = {**found.facts["training"], **found.facts}
+            refuse_changes(found.folder, trained, {**self.training, **self.data.hashes})
+        return found
+
+    def write_beginning(self, model: PEStudyForCausalLM) -> None:
+        """Write `recipe.yaml` and `provenance.json`."""
+        text = resolved_yaml(narrow(self.recipe, self.run))
+        position = sum(weight.numel() for _, weight in model.position_parameters())
+        total = sum(weight.numel() for weight in model.parameters())
+        facts = runs.provenance(
+            **self.hashes,
+            training=self.training,
+            steps=self.recipe.train.steps,
+            device=device_name(self.accelerator),
+            num_processes=self.accelerator.num_processes,
+            kernel=model.resolved_kernel(self.accelerator.device),
+            parameters={"total": total, "position": position},
+        )
+
+        def write() -> None:
+            write_text(self.folder / runs.RECIPE, text)
+            runs.write_json(self.folder / runs.PROVENANCE, facts)
+
+        self._write(write)
+
+    def save(self, step: int, model: PEStudyForCausalLM, updater: Updater) -> None:
+        """Write the snapshot of `step`."""
+        parts = {
+            "model": state.weights(model),
+            "optimizer": state.optimizer_state(model, updater.optimizer),
+        }
+        facts = {
+            "step": step,
+            "tokens": step * self.recipe.train.batch_tokens,
+            "world_size": self.accelerator.num_processes,
+            "updater": updater.facts(),
+            "training": self.training,
+            **self.hashes,
+        }
+        keep = self.recipe.train.keep_snapshots
+        self._write(lambda: snapshots.save(self.snapshots, facts, parts, keep=keep))
+
+    def write_non_finite(self, report: Mapping[str, Any]) -> None:
+        """Write what is known of a non-finite step."""
+        self._write(lambda: runs.write_json(self.folder / NON_FINITE, report))
+
+    def finish(self, model: PEStudyForCausalLM, last: Mapping[str, Any]) -> dict[str, Any]:
+        """Write `final/`, then `DONE` with the `last` logged line; returns what `DONE` says."""
+        weights = state.weights(model)
+        facts = {
+            **last,
+            **self.hashes,
+            "weights_sha256": state.sha256(weights),
+            "wall_seconds": round(time.perf_counter() - self._began, 2),
+            "peak_memory_bytes": peak_memory_bytes(self.accelerator.device),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+        def write() -> None:
+            self._write_final(model, weights)
+            runs.write_json(self.folder / runs.DONE, facts)
+
+        self._write(write)
+        return facts
+
+    def _write_final(self, model: PEStudyForCausalLM, weights: Mapping[str, Tensor]) -> None:
+        beside = self.folder / f".{runs.FINAL}.tmp"
+        for folder in (beside, self.folder / runs.FINAL):
+            shutil.rmtree(folder, ignore_errors=True)
+        with no_progress_bars():
+            model.save_pretrained(beside, state_dict=dict(weights))
+        self.data.tokenizer.save(beside)
+        for path in beside.iterdir():
+            path.chmod(0o644)  # safetensors makes weights private to the user
+            sync(path)
+        beside.rename(self.folder / runs.FINAL)
+
+    def _write(self, function: Callable[[], Any]) -> None:
+        """Write on the main process. UsageError on all when the disk is full or may not be written."""
+
+        def write() -> None:
+            try:
+                function()
+            except OSError as error:
+                kept = snapshots.newest(self.snapshots)
+                saved = f"the snapshot of step {kept.step} is whole" if kept else "nothing was saved yet"
+                raise UsageError(
+                    f"{self.folder}: cannot be written ({error.strerror})\n"
+                    f"{saved}; make room, and the same command goes on from there"
+                ) from None
+
+        on_main(self.accelerator, write)

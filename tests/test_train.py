@@ -1,0 +1,326 @@
+"""A study trains, is skipped when finished, goes on when stopped, and refuses what does not fit."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tiny import ENCODINGS, tiny_recipe
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pe_study import runs, snapshots, state
+from pe_study.errors import DataError, Interrupted, NonFiniteLossError, RecipeError, UsageError
+from pe_study.recipe import load
+from pe_study.run_files import RunFiles
+from pe_study.selection import select_runs
+from pe_study.stopping import StopRequest
+from pe_study.train import train_study
+from pe_study.updates import Update, Updater
+
+
+def trace(folder: Path) -> list[tuple[Any, ...]]:
+    """What must not depend on how often a run was stopped."""
+    return [
+        tuple(row.get(key) for key in ("step", "tokens", "loss", "lr", "grad_norm", "val_loss"))
+        for row in runs.read_metrics(folder)
+    ]
+
+
+def test_a_study_trains_every_encoding_and_seed(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, "seeds=[0, 1]", encodings=("rope", "alibi"))
+    results = train_study(recipe, tmp_path / "runs")
+    assert [(result.run_id, result.status) for result in results] == [
+        (run_id, "trained") for run_id in ("rope-s0", "rope-s1", "alibi-s0", "alibi-s1")
+    ]
+    folder = tmp_path / "runs" / "tiny" / "rope-s1"
+    assert {path.name for path in folder.iterdir()} == {
+        *("recipe.yaml", "provenance.json", "metrics.jsonl", "snapshots", "final", "DONE", ".lock")
+    }
+    rows = runs.read_metrics(folder)
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert [row["step"] for row in rows if "val_loss" in row] == [4, 8]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert [path.name for path in sorted((folder / "snapshots").iterdir())] == [
+        "step_00000003",
+        "step_00000006",
+    ]
+    assert load(folder / "recipe.yaml").runs() == (recipe.runs()[1],)
+
+
+def test_done_and_provenance_say_what_was_trained(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, encodings=("learned",))
+    train_study(recipe, tmp_path)
+    folder = tmp_path / "tiny" / "learned-s0"
+    done, provenance = runs.read_json(folder / "DONE"), runs.read_json(folder / "provenance.json")
+    final = safetensors.torch.load_file(folder / "final" / "model.safetensors")
+    assert done["weights_sha256"] == state.sha256(final)
+    assert done["step"] == 8
+    assert done["tokens"] == 8 * 128
+    assert done["training_hash"] == provenance["training_hash"]
+    assert provenance["kernel"] == "sdpa"
+    assert provenance["device"] == "cpu"
+    assert provenance["parameters"]["position"] == 64 * 32
+    assert provenance["parameters"]["total"] == sum(tensor.numel() for tensor in final.values())
+
+
+@pytest.mark.parametrize("encoding", ["t5", "shaw", "learned"])
+def test_final_loads_to_the_same_logits_with_tied_weights(tmp_path: Path, encoding: str) -> None:
+    """case 46, and case 25: no computed table in the file."""
+    recipe = tiny_recipe(tmp_path, encodings=(encoding,))
+    train_study(recipe, tmp_path)
+    final = tmp_path / "tiny" / f"{encoding}-s0" / "final"
+    model = AutoModelForCausalLM.from_pretrained(final)
+    stored = safetensors.torch.load_file(final / "model.safetensors")
+    parameters = dict(model.named_parameters())
+    assert set(stored) == set(parameters)
+    assert all(torch.equal(stored[name], weight) for name, weight in parameters.items())
+    assert model.lm_head.weight is model.embedding.weight
+    tokenizer = AutoTokenizer.from_pretrained(final)
+    assert tokenizer("é")["input_ids"] == [0xC3, 0xA9]
+
+
+def test_a_finished_run_is_skipped(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    train_study(recipe, tmp_path)
+    folder = tmp_path / "tiny" / "rope-s0"
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert [result.status for result in train_study(recipe, tmp_path)] == ["skipped"]
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_only_picks_runs(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, "seeds=[0, 1]", encodings=("rope", "alibi"))
+    assert [run.run_id for run in select_runs(recipe, {"encoding": "rope"})] == ["rope-s0", "rope-s1"]
+    assert [run.run_id for run in select_runs(recipe, {"seed": "1"})] == ["rope-s1", "alibi-s1"]
+    assert [run.run_id for run in select_runs(recipe, {"seed": "1", "encoding": "alibi"})] == ["alibi-s1"]
+    assert len(select_runs(recipe)) == 4
+
+
+@pytest.mark.parametrize(
+    ("only", "said"),
+    [
+        ({"encoding": "rop"}, 'did you mean "rope"'),
+        ({"seed": "7"}, "available: 0"),
+        ({"encodings": "rope"}, 'did you mean "encoding"'),
+    ],
+)
+def test_a_selection_of_nothing_is_refused(tmp_path: Path, only: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        train_study(tiny_recipe(tmp_path), tmp_path, only)
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_labels_pick_one_of_two_of_a_kind(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, "encodings=[rope, {name: rope, label: far, base: 1000000}]")
+    assert [run.run_id for run in select_runs(recipe, {"encoding": "far"})] == ["far-s0"]
+    assert [run.run_id for run in select_runs(recipe, {"encoding": "rope"})] == ["rope-s0", "far-s0"]
+
+
+def test_a_finished_run_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    train_study(tiny_recipe(tmp_path), tmp_path)
+    with pytest.raises(UsageError, match=r"trained with another recipe or corpus \(train.lr: 0.003 -> 0.5\)"):
+        train_study(tiny_recipe(tmp_path, "train.lr=0.5"), tmp_path)
+
+
+def test_what_does_not_decide_the_weights_may_change(tmp_path: Path) -> None:
+    train_study(tiny_recipe(tmp_path), tmp_path)
+    other = tiny_recipe(tmp_path, "train.log_every=3", "eval.lengths=[1x, 2x]", "train.keep_snapshots=9")
+    assert [result.status for result in train_study(other, tmp_path)] == ["skipped"]
+
+
+def test_a_run_directory_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny" / "rope-s0"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not ours"):
+        train_study(tiny_recipe(tmp_path), tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, step: int, number: int = signal.SIGTERM) -> None:
+    """Send this process a signal while update `step` (from 1) runs."""
+    plain = Updater.update
+
+    def update(self: Updater, index: int, stop: StopRequest) -> Update:
+        if index + 1 == step:
+            os.kill(os.getpid(), number)
+        return plain(self, index, stop)
+
+    monkeypatch.setattr(Updater, "update", update)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_stopped_run_goes_on_to_the_same_bits(
+    tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ("model.dropout=0.1", "train.micro_batch_tokens=48")
+    recipe = tiny_recipe(tmp_path, *overrides, encodings=(encoding,))
+    whole = train_study(recipe, tmp_path / "whole")[0]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(Interrupted, match="stopped after step 5"):
+            train_study(recipe, tmp_path / "parts")
+    folder = tmp_path / "parts" / "tiny" / f"{encoding}-s0"
+    assert not (folder / "DONE").exists()
+    assert snapshots.newest(folder / "snapshots").step == 5  # type: ignore[union-attr]
+    resumed = train_study(recipe, tmp_path / "parts")[0]
+    assert trace(folder) == trace(whole.folder)
+    assert resumed.facts["weights_sha256"] == whole.facts["weights_sha256"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
+def test_signals_finish_the_step_and_give_the_handlers_back(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(number)
+    stop_after(monkeypatch, 2, number)
+    with pytest.raises(Interrupted) as caught:
+        train_study(tiny_recipe(tmp_path), tmp_path)
+    assert caught.value.exit_code == 75
+    assert signal.getsignal(number) is before
+    assert [row["step"] for row in runs.read_metrics(tmp_path / "tiny" / "rope-s0")] == [1, 2]
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Updater.update
+
+    def update(self: Updater, index: int, stop: StopRequest) -> Update:
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        return plain(self, index, stop)
+
+    monkeypatch.setattr(Updater, "update", update)
+    with pytest.raises(KeyboardInterrupt):
+        train_study(tiny_recipe(tmp_path), tmp_path)
+    assert not (tmp_path / "tiny" / "rope-s0" / "snapshots").exists()
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing catches it."""
+
+
+@pytest.mark.parametrize(
+    "moment", ["before the first snapshot", "while saving", "before final", "before DONE"]
+)
+def test_a_killed_run_is_not_taken_for_finished(
+    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny_recipe(tmp_path)
+    whole = train_study(recipe, tmp_path / "whole")[0]
+
+    def kill(*args: Any, **options: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if moment == "before the first snapshot":
+            patch.setattr(RunFiles, "save", kill)
+        elif moment == "while saving":
+            patch.setattr(snapshots, "verify", kill)
+        elif moment == "before final":
+            patch.setattr(RunFiles, "finish", kill)
+        else:
+            write_json = runs.write_json
+            patch.setattr(
+                runs, "write_json", lambda path, obj: kill() if path.name == "DONE" else write_json(path, obj)
+            )
+        with pytest.raises(Killed):
+            train_study(recipe, tmp_path / "parts")
+    folder = tmp_path / "parts" / "tiny" / "rope-s0"
+    assert runs.run_state(folder).status == "partial"
+    result = train_study(recipe, tmp_path / "parts")[0]
+    assert result.status == "trained"
+    assert trace(folder) == trace(whole.folder)
+    assert result.facts["weights_sha256"] == whole.facts["weights_sha256"]
+
+
+def test_weights_that_encodings_share_and_their_batches_are_equal(tmp_path: Path) -> None:
+    """case 48, and the claim of the study: identical but for the encoding."""
+    seen: dict[str, dict[str, bytes]] = {}
+    for encoding in ENCODINGS:
+        recipe = tiny_recipe(tmp_path, encodings=(encoding,))
+        from test_updates import make_updater
+
+        updater = make_updater(recipe)
+        position = {name for name, _ in updater.model.position_parameters()}
+        for name, weight in updater.model.named_parameters():
+            if name not in position:
+                seen.setdefault(name, {})[encoding] = weight.detach().numpy().tobytes()
+        ids = updater.batches.batch(3).ids_BT.numpy().tobytes()
+        seen.setdefault("batch", {})[encoding] = ids
+    for name, values in seen.items():
+        assert len(values) == len(ENCODINGS), name
+        assert len(set(values.values())) == 1, name
+
+
+def test_non_finite_loss_leaves_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Updater._backward_part
+
+    def backward(self: Updater, *args: Any) -> torch.Tensor:
+        return plain(self, *args) * (float("nan") if self.optimizer.state else 1.0)
+
+    monkeypatch.setattr(Updater, "_backward_part", backward)
+    with pytest.raises(NonFiniteLossError, match="step 2"):
+        train_study(tiny_recipe(tmp_path), tmp_path)
+    folder = tmp_path / "tiny" / "rope-s0"
+    assert [row["step"] for row in runs.read_metrics(folder)] == [1]
+    assert json.loads((folder / "non_finite.json").read_text())["step"] == 2
+    assert not (folder / "DONE").exists()
+
+
+def test_too_little_text_is_refused_before_training(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, "train.batch_tokens=1048576")
+    with pytest.raises(DataError, match="one batch needs"):
+        train_study(recipe, tmp_path)
+    assert not list((tmp_path / "tiny").rglob("DONE"))
+
+
+def test_fp16_without_a_gpu_is_refused(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(RecipeError, match="fp16 needs a GPU"):
+        train_study(tiny_recipe(tmp_path, "train.mixed_precision=fp16"), tmp_path)
+
+
+def test_bf16_trains_float32_weights(tmp_path: Path) -> None:
+    train_study(tiny_recipe(tmp_path, "train.mixed_precision=bf16"), tmp_path)
+    stored = safetensors.torch.load_file(tmp_path / "tiny" / "rope-s0" / "final" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+
+
+def test_an_absent_tracker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pe_study.run_log.get_available_trackers", list)
+    recipe = tiny_recipe(tmp_path, "train.log_with=[tensorboard]")
+    with pytest.raises(RecipeError, match="tensorboard is not installed"):
+        train_study(recipe, tmp_path)
+
+
+def test_a_full_disk_leaves_the_older_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny_recipe(tmp_path)
+    plain = Path.write_bytes
+
+    def write_bytes(path: Path, content: bytes) -> int:
+        if "step_00000006" in str(path):
+            raise OSError(28, "No space left on device", str(path))
+        return plain(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", write_bytes)
+        with pytest.raises(UsageError, match=r"No space left on device.*\n.*step 3"):
+            train_study(recipe, tmp_path)
+    folder = tmp_path / "tiny" / "rope-s0"
+    assert snapshots.newest(folder / "snapshots").step == 3  # type: ignore[union-attr]
+    assert train_study(recipe, tmp_path)[0].status == "trained"
+
+
+def test_two_processes_on_one_run(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path)
+    folder = tmp_path / "tiny" / "rope-s0"
+    folder.mkdir(parents=True)
+    with runs.locked(folder), pytest.raises(UsageError, match="in use by process"):
+        train_study(recipe, tmp_path)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
