@@ -18,7 +18,7 @@ Unit = Literal["document", "stream"]
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Documents to evaluate: `kept` of the `eligible` (long enough) of `total`; median lengths in tokens, uncut."""
+    """Documents to evaluate: `kept` of the `eligible` (long enough) of `total`; medians in tokens, uncut."""
 
     documents: tuple[Document, ...]
     unit: Unit

@@ -65,8 +65,8 @@ def test_golden_batches(split):
         source = batches(split, seed=seed)
         for step in range(100):
             total.update(source.batch(step).ids_BT.numpy().astype("<i8").tobytes())
-        digests.append(total.hexdigest()[:16])
-    assert digests == ["", ""]
+        digests.append(total.hexdigest()[:12])
+    assert digests == ["1c7137cee58f", "22d2365f7849"]
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
