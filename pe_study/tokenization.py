@@ -6,7 +6,9 @@ adds nothing (no BOS, no template), and text that spells a special token stays t
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from pe_study.sections import DataSpec
 
 END_OF_TEXT = "<|endoftext|>"
+_LINE_END = re.compile(r"(?<=[!-~])\n(?=[!-~])")  # no token of GPT-2's pattern crosses the end of such a line
 _TRAINER = "byte-level BPE, GPT-2 pattern, <|endoftext|> first; 1"  # part of the cache key
 
 
@@ -83,6 +86,18 @@ class Tokenizer:
         vocabulary = json.dumps(sorted(self.hf.get_vocab().items()))
         return digest(type(self.hf).__name__, vocabulary, str(self.separator_id))
 
+    def parts(self, text: str, size: int) -> list[str]:
+        """The text in parts of about `size` characters that encode to the same ids as the whole.
+
+        Ours can be cut between a line break and a letter; for others, where is not known: the text is whole.
+        """
+        if len(text) <= size or not (self.name == "byte" or self.name.startswith("bpe:")):
+            return [text]
+        cuts = [0]
+        while cut := _LINE_END.search(text, cuts[-1] + size):
+            cuts.append(cut.end())
+        return [text[start:end] for start, end in itertools.pairwise([*cuts, len(text)])]
+
     def encode(self, text: str) -> Document:
         """The ids of a text and the bytes each covers."""
         return self.encode_batch([text])[0]
@@ -104,7 +119,7 @@ class Tokenizer:
 
     @cached_property
     def _backend(self) -> Any:
-        """A copy of the fast tokenizer that never pads, cuts or finds special tokens in text; None if slow."""
+        """A copy of the fast tokenizer that neither pads nor cuts nor finds specials in text; None if slow."""
         from tokenizers import Tokenizer as Backend
 
         if not self.hf.is_fast:

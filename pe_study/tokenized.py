@@ -6,21 +6,22 @@ The ids of all documents follow one another, each document closed by a separator
 
 from __future__ import annotations
 
+import json
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pe_study.cache import cached_folder, digest
 from pe_study.corpora import Corpus, Split, TextDocument, open_corpus
 from pe_study.errors import DataError
-from pe_study.files import read_json, write_json
 from pe_study.tokenization import Document, Tokenizer
 
-_LAYOUT = "ids, token_bytes, offsets, hashes, has_bytes, names; 2"  # part of the cache key
+_LAYOUT = "ids, token_bytes, offsets, hashes, has_bytes, names; 3"  # part of the cache key
 _CHARACTERS_AT_ONCE = 1 << 20
 
 
@@ -68,7 +69,8 @@ class TokenizedSplit:
 
     @cached_property
     def names(self) -> list[str]:
-        return read_json(self.folder / "names.json")
+        lines = (self.folder / "names.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
 
     @property
     def lengths(self) -> np.ndarray:
@@ -121,45 +123,61 @@ def tokenize_documents(source: str, tokenizer: Tokenizer, text_field: str = "tex
 
 def _write(folder: Path, documents: Iterable[TextDocument], tokenizer: Tokenizer) -> dict[str, Any]:
     separator = tokenizer.separator_id
-    names, hashes, lengths, has_bytes = [], [], [], []
-    with _Column(folder / "ids.bin") as ids, _Column(folder / "token_bytes.bin") as covered:
-        for text, document in _encoded(documents, tokenizer):
-            known = document.token_bytes
-            ids.extend(np.append(document.ids, separator))
-            covered.extend(np.append(np.zeros(len(document)) if known is None else known, 0))
-            names.append(text.name)
-            hashes.append(text.hash)
-            lengths.append(len(document) + 1)
-            has_bytes.append(known is not None)
-    if not names:
+    ends, hashes, has_bytes = array("q", [0]), array("Q"), bytearray()
+    all_known = True
+    with (
+        _Column(folder / "ids.bin") as ids,
+        _Column(folder / "token_bytes.bin") as covered,
+        (folder / "names.jsonl").open("w", encoding="utf-8") as names,
+    ):
+        for part, encoded in _encoded(documents, tokenizer):
+            known = encoded.token_bytes
+            ids.extend(encoded.ids)
+            covered.extend(np.zeros(len(encoded)) if known is None else known)
+            all_known = all_known and known is not None
+            if part.is_last:
+                ids.extend(np.array([separator]))
+                covered.extend(np.array([0]))
+                ends.append(ids.size)
+                hashes.append(part.document.hash)
+                has_bytes.append(all_known)
+                names.write(json.dumps(part.document.name) + "\n")
+                all_known = True
+    if not hashes:
         raise DataError("this split has no document (data.validation_fraction, data.validation_split)")
-    np.save(folder / "offsets.npy", np.cumsum([0, *lengths], dtype=np.int64))
-    np.save(folder / "hashes.npy", np.array(hashes, dtype=np.uint64))
-    np.save(folder / "has_bytes.npy", np.array(has_bytes, dtype=bool))
-    write_json(folder / "names.json", names)
+    np.save(folder / "offsets.npy", np.frombuffer(ends, dtype=np.int64))
+    np.save(folder / "hashes.npy", np.frombuffer(hashes, dtype=np.uint64))
+    np.save(folder / "has_bytes.npy", np.frombuffer(has_bytes, dtype=bool))
     dtypes = {"ids": ids.dtype.name, "token_bytes": covered.dtype.name}
     return {"tokenizer": tokenizer.name, "dtypes": dtypes}
 
 
-def _encoded(
-    documents: Iterable[TextDocument], tokenizer: Tokenizer
-) -> Iterator[tuple[TextDocument, Document]]:
-    for batch in _batches(documents):
-        yield from zip(batch, tokenizer.encode_batch([each.text for each in batch]), strict=True)
+class _Part(NamedTuple):
+    """A document, or a piece of a long one, as it is encoded."""
+
+    document: TextDocument
+    text: str
+    is_last: bool
 
 
-def _batches(documents: Iterable[TextDocument]) -> Iterator[list[TextDocument]]:
-    """Lists of documents of about a million characters each."""
-    batch: list[TextDocument] = []
+def _encoded(documents: Iterable[TextDocument], tokenizer: Tokenizer) -> Iterator[tuple[_Part, Document]]:
+    """Every part with its tokens, encoded about a million characters at a time."""
+    batch: list[_Part] = []
     size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
+    for part in _parts(documents, tokenizer):
+        batch.append(part)
+        size += len(part.text)
         if size >= _CHARACTERS_AT_ONCE:
-            yield batch
+            yield from zip(batch, tokenizer.encode_batch([each.text for each in batch]), strict=True)
             batch, size = [], 0
-    if batch:
-        yield batch
+    yield from zip(batch, tokenizer.encode_batch([each.text for each in batch]), strict=True)
+
+
+def _parts(documents: Iterable[TextDocument], tokenizer: Tokenizer) -> Iterator[_Part]:
+    for document in documents:
+        *first, last = tokenizer.parts(document.text, _CHARACTERS_AT_ONCE // 8)
+        yield from (_Part(document, text, False) for text in first)
+        yield _Part(document, last, True)
 
 
 class _Column:
@@ -168,6 +186,7 @@ class _Column:
     def __init__(self, path: Path):
         self.path = path
         self.dtype = np.dtype(np.uint8)
+        self.size = 0
         self.file = path.open("wb")
 
     def __enter__(self) -> _Column:
@@ -177,9 +196,11 @@ class _Column:
         self.file.close()
 
     def extend(self, values: np.ndarray) -> None:
-        if (needed := np.min_scalar_type(int(values.max()))).itemsize > self.dtype.itemsize:
+        needed = np.min_scalar_type(int(values.max(initial=0)))
+        if needed.itemsize > self.dtype.itemsize:
             self._widen(needed)
         values.astype(self.dtype).tofile(self.file)
+        self.size += len(values)
 
     def _widen(self, dtype: np.dtype) -> None:
         self.file.close()

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -15,6 +17,9 @@ from pe_study.tokenization import END_OF_TEXT, Tokenizer, byte_tokenizer, check_
 
 TEXT = f"naïve 東京 {END_OF_TEXT} <s> <|pad|>\r\n"
 TEXTS = [f"the {word} sat on the {word}\n" * 3 for word in ("cat", "dog", "été", "東京", "owl", "hen")]
+LINES = Tokenizer(
+    tokenization._wrap(tokenization._train(["a1 a1\n\n a.\n 'é  a1\t\n\n\na a.\n" * 9], 300)), "bpe:300"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -151,3 +156,18 @@ def test_ids_outside_the_vocabulary():
     check_vocabulary(np.array([], dtype=np.int64), 10, "corpus")
     with pytest.raises(DataError, match="token id 10 is outside the model's vocabulary of 10"):
         check_vocabulary(np.array([0, 10]), 10, "corpus")
+
+
+@given(st.text("a1 '\n\t.é\u00a0", max_size=60), st.integers(1, 20))
+def test_parts_encode_like_the_whole(text, size):
+    """A long text may be encoded in parts: together they are the text, and their ids those of the whole."""
+    tokenizer = LINES
+    parts = tokenizer.parts(text, size)
+    assert "".join(parts) == text
+    whole = tokenizer.encode(text)
+    assert np.concatenate([part.ids for part in tokenizer.encode_batch(parts)]).tolist() == whole.ids.tolist()
+
+
+def test_parts_of_other_tokenizers_are_whole():
+    assert Tokenizer(words(eos_token="</s>"), "words").parts("the\ncat\n" * 9, 8) == ["the\ncat\n" * 9]
+    assert load("byte").parts("the\ncat\nthe\ncat", 5) == ["the\ncat\n", "the\ncat"]
