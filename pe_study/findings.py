@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from pe_study.drawing import number
 from pe_study.studies import Study
 from pe_study.tables import LOST, SERIES
 from pe_study.verdicts import DELTA, Verdict
@@ -318,6 +317,3 @@ def _change(verdict: Verdict, length: int) -> str:
 def _range(numbers: set[int]) -> str:
     low, high = int(min(numbers)), int(max(numbers))
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-__all__ = ["findings", "number", "warnings", "yarn_sentence"]

@@ -98,6 +98,11 @@ _RESCALES = ("none", "linear", "ntk", "yarn", "dynamic", "ntk-by-parts", "llama3
 _RESCALE_COLOURS = [COLOURS[name] for name in ("rope", "learned", "shaw", "t5", "sinusoidal", "alibi")]
 
 
+def control_look() -> Look:
+    """How the control is drawn, in figures of other things too."""
+    return looks([(CONTROL, CONTROL)])[CONTROL]
+
+
 def rescale_looks(rescales: Iterable[str]) -> dict[str, Look]:
     """Rescale -> look; two of a kind (yarn:2, yarn:4) differ in dash and marker."""
     found: dict[str, Look] = {}

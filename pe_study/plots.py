@@ -1,161 +1,150 @@
-"""The figures of a report: each from a table of `tables`, with its caption, alternative text and CSV."""
+"""Figures over length: each from a table of `tables`, with its caption, alternative text and CSV."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from pe_study import palette, tables
-from pe_study.drawing import CUT, Canvas, Figure, Line, draw_lines, length_axis, number, training_line
-from pe_study.palette import Look
+from pe_study.captions import SHORT, absences, alternative, caption
+from pe_study.curves import Line, draw_lines, legend, length_axis, limits_of, training_line
+from pe_study.drawing import Canvas, Figure
+from pe_study.palette import CONTROL, Look
 
-SHORT = {"perplexity": "perplexity", "bits_per_byte": "bits per byte", "nll": "loss"}
+CUT = math.log(3)  # curves are cut at the worst loss up to the training length and this much more (nats)
+Looks = Mapping[str, Look]
+DOTTED = " Dotted: the same targets with the context cut to the training length."
 
 
-def length_figure(
-    curves: pd.DataFrame, metric: str, protocol: str, looks: Mapping[str, Look]
-) -> Figure | None:
+def length_figure(curves: pd.DataFrame, metric: str, protocol: str, looks: Looks) -> Figure | None:
     """`metric` against length for every label, unrescaled, under one protocol; None without a number to show."""
-    shown = curves[(curves["protocol"] == protocol) & (curves["rescale"] == "none")]
-    if not _drawable(shown, metric):
+    shown = unrescaled(curves[curves["protocol"] == protocol])
+    if not drawable(shown, metric):
         return None
+    truncated = truncated_rows(curves, protocol)
+    panel = Panel.of(shown, metric, label_lines(shown, metric, looks, truncated))
 
     def draw(canvas: Canvas) -> None:
-        axes = canvas.axes()
-        lines = [_line(part, metric, name, looks[label]) for name, label, part in _parts(shown, looks)]
-        _length_panel(axes, lines, shown, metric, canvas)
+        panel.draw(canvas.axes()[0], canvas)
 
     return Figure(
         name=f"length-{protocol}-{metric}",
         title=f"{SHORT[metric].capitalize()} against length ({protocol})",
-        caption=_caption(shown, protocol)
-        + _absences(shown, metric)
-        + " Dotted: the same targets with the context "
-        "cut to the training length.",
-        alt=_alt(shown, metric),
+        caption=caption(shown, protocol) + absences(shown, metric) + DOTTED,
+        alt=alternative(shown, metric),
+        table=pd.concat([shown, truncated]),
+        draw=draw,
+    )
+
+
+def protocols_figure(curves: pd.DataFrame, metric: str, looks: Looks) -> Figure | None:
+    """The same models under each protocol, side by side on one scale; None for a single protocol."""
+    order = [name for name in tables.PROTOCOLS if name in set(curves["protocol"])][:3]
+    shown = unrescaled(curves[curves["protocol"].isin(order)])
+    parts = {name: shown[shown["protocol"] == name] for name in order}
+    parts = {name: part for name, part in parts.items() if drawable(part, metric)}
+    if len(parts) < 2:
+        return None
+
+    drawn = {
+        name: Panel.of(part, metric, label_lines(part, metric, looks, truncated_rows(curves, name)))
+        for name, part in parts.items()
+    }
+    everything = [one for panel in drawn.values() for one in panel.lines]
+    limits = limits_of(everything, cut_of(shown, metric))
+
+    def draw(canvas: Canvas) -> None:
+        panels = canvas.axes(len(parts) if canvas.narrow else 1, 1 if canvas.narrow else len(parts))
+        for place, (axes, (name, panel)) in enumerate(zip(panels, drawn.items(), strict=True)):
+            panel.draw(axes, canvas, limits)
+            axes.set_title(name, pad=15)
+            if place and not canvas.narrow:
+                axes.set_ylabel("")
+            axes.set_xlabel("length, tokens" if place == len(panels) - 1 or not canvas.narrow else "")
+        legend(max((panel.lines for panel in drawn.values()), key=len), canvas)
+
+    return Figure(
+        name=f"protocols-{metric}",
+        title=f"{SHORT[metric].capitalize()} under each protocol",
+        caption=caption(shown, " | ".join(parts))
+        + " One scale; values above the top edge are in the table."
+        + DOTTED,
+        alt=" ".join(f"{name}: {alternative(part, metric)}" for name, part in parts.items()),
         table=shown,
         draw=draw,
+        narrow_height=float(len(parts)),
     )
 
 
 def rescale_figure(curves: pd.DataFrame, metric: str, protocol: str, label: str) -> Figure | None:
     """`metric` against length for one label under each rescale, with the unrescaled control beside it."""
-    own = curves[(curves["protocol"] == protocol) & (curves["label"] == label)]
-    if own["rescale"].nunique() < 2 or not _drawable(own, metric):
+    here = curves[(curves["protocol"] == protocol) & (curves["rescale"] != tables.TRUNCATION)]
+    own = here[here["label"] == label]
+    if own["rescale"].nunique() < 2 or not drawable(own, metric):
         return None
-    control = curves[
-        (curves["protocol"] == protocol)
-        & (curves["label"] == palette.CONTROL)
-        & (curves["rescale"] == "none")
+    control = here[
+        (here["label"] == CONTROL) & here["study"].isin(own["study"]) & (here["rescale"] == "none")
     ]
-    shown = pd.concat([own, control[control["study"].isin(own["study"])]])
-    names = ["none", *sorted(set(own["rescale"]) - {"none"})]
+    control = control if label != CONTROL else control.iloc[:0]
+    names = ["none", *sorted(set(own["rescale"].astype(str)) - {"none"})]
+
+    looks = palette.rescale_looks(names)
+    lines = [line(own[own["rescale"] == name], metric, name, looks[name]) for name in names]
+    if len(control):
+        lines.append(line(control, metric, f"{CONTROL} (control)", palette.control_look()))
+    panel = Panel.of(pd.concat([own, control]), metric, lines)
 
     def draw(canvas: Canvas) -> None:
-        axes = canvas.axes()
-        looks = palette.rescale_looks(names)
-        lines = [_line(own[own["rescale"] == name], metric, name, looks[name]) for name in names]
-        if len(control):
-            look = palette.looks([(palette.CONTROL, palette.CONTROL)])[palette.CONTROL]
-            lines.append(_line(control, metric, f"{palette.CONTROL} (control)", look, truncation=False))
-        _length_panel(axes, lines, shown, metric, canvas)
+        panel.draw(canvas.axes()[0], canvas)
 
     return Figure(
         name=f"rescale-{label}-{protocol}-{metric}",
         title=f"{label} under each rescale: {SHORT[metric]} ({protocol})",
-        caption=_caption(own, protocol) + _absences(own, metric),
-        alt=_alt(own.assign(label=own["rescale"]), metric),
-        table=shown,
+        caption=caption(own, protocol) + absences(own, metric),
+        alt=alternative(own, metric, by="rescale"),
+        table=pd.concat([own, control]),
         draw=draw,
     )
 
 
-def position_figure(
-    positions: pd.DataFrame, metric: str, protocol: str, looks: Mapping[str, Look]
-) -> Figure | None:
-    """`metric` by size of context within windows of the longest length that any label could do."""
-    shown = positions[(positions["protocol"] == protocol) & (positions["rescale"] == "none")]
+def position_figure(positions: pd.DataFrame, metric: str, protocol: str, looks: Looks) -> Figure | None:
+    """`metric` by size of context, in windows of the longest length that has numbers."""
+    shown = unrescaled(positions[positions["protocol"] == protocol])
     shown = shown[np.isfinite(shown["nll"])]
-    if shown.empty:
-        return None
-    length = int(shown["length"].max())
-    shown = shown[shown["length"] == length].sort_values("position_lo")
+    shown = shown[shown["length"] == shown["length"].max()].sort_values("position_lo")
     if shown["position_lo"].nunique() < 2:
         return None
+    middle = np.sqrt(shown["position_lo"] * (shown["position_hi"] - 1))
+    length = int(shown["length"].iloc[0])
+
+    early = shown[(shown["position_hi"] <= shown["train_length"]) & (shown["position_lo"] >= 2)]
+    lines = label_lines(shown.assign(length=middle), metric, looks)
+    limits = limits_of(lines, _above(early if len(early) else shown, metric))
+    edges, end = sorted(set(shown["position_lo"])), int(shown["position_hi"].max())
+    train_lengths = sorted(set(shown["train_length"]))
 
     def draw(canvas: Canvas) -> None:
-        axes = canvas.axes()
-        lines = []
-        for name, label, part in _parts(shown, looks):
-            centre = np.sqrt(part["position_lo"] * (part["position_hi"] - 1))
-            lines.append(_line(part.assign(length=centre), metric, name, looks[label], truncation=False))
-        axes.set_xscale("log", base=2)
-        edges = sorted(set(shown["position_lo"]))
-        axes.set_xlim(edges[0] / 1.12, shown["position_hi"].max() * 1.02)
-        ticks = edges[:: 2 if canvas.narrow and len(edges) > 7 else 1]
-        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes = canvas.axes()[0]
+        axes.set_xlim(math.log2(edges[0]) - 0.3, math.log2(end) + 0.1)
+        ticks = edges[:: math.ceil(len(edges) / (7 if canvas.narrow else 12))]
+        axes.set_xticks([math.log2(tick) for tick in ticks], [f"{tick:,}" for tick in ticks])
         axes.set_xlabel("tokens of context before the target")
         axes.set_ylabel(tables.METRICS[metric])
-        for train_length in sorted(set(shown["train_length"])):
+        for train_length in train_lengths:
             training_line(axes, int(train_length), canvas)
-        draw_lines(axes, lines, canvas, cut=_cut(shown, metric, positions=True))
+        draw_lines(axes, lines, canvas, limits)
 
     return Figure(
         name=f"position-{protocol}-{metric}",
         title=f"{SHORT[metric].capitalize()} by position in windows of {length:,} tokens ({protocol})",
-        caption=_caption(shown, protocol) + " Each point is a bin of context sizes, at its geometric middle.",
-        alt=_alt(shown.assign(length=shown["position_lo"]), metric, what="tokens of context"),
+        caption=caption(shown, protocol) + " A point is a bin of context sizes, at its geometric middle.",
+        alt=alternative(shown.assign(length=shown["position_lo"]), metric, what="tokens of context"),
         table=shown,
-        draw=draw,
-    )
-
-
-def training_figure(training: pd.DataFrame, looks: Mapping[str, Look]) -> Figure | None:
-    """Training loss by step of every label, mean over seeds, smoothed for the eye (the CSV is not)."""
-    if training.empty:
-        return None
-    mean = training.groupby(["label", "step"], as_index=False)[["loss"]].mean()
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.axes()
-        lines = []
-        for label in looks:
-            part = mean[mean["label"] == label]
-            if len(part):
-                smooth = part["loss"].rolling(max(1, len(part) // 40), min_periods=1).mean().to_numpy()
-                nothing = np.full(len(part), math.nan)
-                look = looks[label]
-                lines.append(
-                    Line(
-                        label,
-                        part["step"].to_numpy(float),
-                        smooth,
-                        nothing,
-                        nothing,
-                        look.light,
-                        look.dark,
-                        look.dash,
-                        "",
-                    )
-                )
-        axes.set_xlabel("step")
-        axes.set_ylabel("training loss, nats per token")
-        axes.set_xlim(0, mean["step"].max())
-        last = mean[mean["step"] >= mean["step"].max() * 0.1]["loss"]
-        draw_lines(axes, lines, canvas, cut=float(last.max()))
-
-    seeds = training.groupby("label")["seed"].nunique()
-    return Figure(
-        name="training",
-        title="Training loss",
-        caption=f"Loss on the training batches; every encoding sees the same batches. {_seeds(seeds)}. "
-        "Running mean of the logged steps; the first tenth is cut where it is higher than the rest.",
-        alt="Training loss by step. Last value: "
-        + ", ".join(f"{label} {number(part['loss'].iloc[-1])}" for label, part in mean.groupby("label")),
-        table=training,
         draw=draw,
     )
 
@@ -163,103 +152,105 @@ def training_figure(training: pd.DataFrame, looks: Mapping[str, Look]) -> Figure
 # --- parts -----------------------------------------------------------------------------------------------
 
 
-def _drawable(shown: pd.DataFrame, metric: str) -> bool:
-    return bool(shown[metric].notna().any() or shown["overflow"].any())
+def unrescaled(curves: pd.DataFrame) -> pd.DataFrame:
+    return curves[curves["rescale"] == "none"]
 
 
-def _parts(shown: pd.DataFrame, looks: Mapping[str, Look]) -> list[tuple[str, str, pd.DataFrame]]:
-    """(name, label, rows) of each label in the order of `looks`; a study's name joins where there are several."""
+def truncated_rows(curves: pd.DataFrame, protocol: str) -> pd.DataFrame:
+    return curves[(curves["protocol"] == protocol) & (curves["rescale"] == tables.TRUNCATION)]
+
+
+def drawable(shown: pd.DataFrame, metric: str) -> bool:
+    """Whether there is anything to draw: a number, or one too large to write."""
+    return bool(shown[metric].notna().any() or (metric == "perplexity" and shown["overflow"].any()))
+
+
+def label_lines(
+    shown: pd.DataFrame, metric: str, looks: Looks, truncated: pd.DataFrame | None = None
+) -> list[Line]:
+    """A line a label, in the order of `looks`; a study's name joins where there are several."""
     studies = list(dict.fromkeys(shown["study"]))
     found = []
     for label in looks:
         for study in studies:
             part = shown[(shown["label"] == label) & (shown["study"] == study)]
-            if len(part):
-                found.append((label if len(studies) == 1 else f"{label}, {study}", label, part))
+            if part[metric].notna().any() or (metric == "perplexity" and part["overflow"].any()):
+                name = label if len(studies) == 1 else f"{label}, {study}"
+                cut = None
+                if truncated is not None:
+                    cut = truncated[(truncated["label"] == label) & (truncated["study"] == study)]
+                found.append(line(part, metric, name, looks[label], cut))
     return found
 
 
-def _line(part: pd.DataFrame, metric: str, name: str, look: Look, *, truncation: bool = True) -> Line:
+def line(
+    part: pd.DataFrame, metric: str, name: str, look: Look, truncated: pd.DataFrame | None = None
+) -> Line:
+    """One curve over log2 of length. `truncated` holds the truncation rows; empty means: level from L0 on."""
     part = part.sort_values("length")
     y = part[metric].to_numpy(float)
     if metric == "perplexity":
         y = np.where(part["overflow"], np.inf, y)
-    start = float(part["train_length"].iloc[0])
-    at_start = part.loc[part["length"] == start, metric]
-    level = float(at_start.iloc[0]) if truncation and len(at_start) else math.nan
+    known = part.loc[~np.isnan(y), "length"]
+    early = f" (to {int(known.max()):,})" if len(known) and known.max() < part["length"].max() else ""
     return Line(
-        name, part["length"].to_numpy(float), y,
-        part[f"{metric}_low"].to_numpy(float), part[f"{metric}_high"].to_numpy(float),
-        look.light, look.dark, look.dash, look.marker, level, start,
-    )  # fmt: skip
+        name=name + early,
+        x=np.log2(part["length"].to_numpy(float)),
+        y=y,
+        look=look,
+        low=part[f"{metric}_low"].to_numpy(float),
+        high=part[f"{metric}_high"].to_numpy(float),
+        truncated=None if truncated is None else _truncation(part, metric, truncated),
+    )
 
 
-def _length_panel(axes, lines: list[Line], shown: pd.DataFrame, metric: str, canvas: Canvas) -> None:
-    length_axis(axes, sorted(set(shown["length"])), sorted(set(shown["train_length"])), canvas)
-    axes.set_ylabel(tables.METRICS[metric])
-    draw_lines(axes, lines, canvas, cut=_cut(shown, metric))
+def _truncation(
+    part: pd.DataFrame, metric: str, truncated: pd.DataFrame
+) -> tuple[np.ndarray, np.ndarray] | None:
+    start = part["train_length"].iloc[0]
+    at_start = part.loc[part["length"] == start, metric]
+    if len(truncated):
+        rest = truncated[truncated["length"] > start].sort_values("length")
+        x, y = [*rest["length"]], [*rest[metric]]
+    else:
+        x, y = [part["length"].max()], [*at_start]
+    if not len(at_start) or part["length"].max() <= start:
+        return None
+    return np.log2([start, *x]), np.array([at_start.iloc[0], *y], dtype=float)
 
 
-def _cut(shown: pd.DataFrame, metric: str, *, positions: bool = False) -> float:
-    """Where curves are cut: the worst value up to the training length and `CUT` nats more, in this metric."""
-    within = shown if positions else shown[shown["length"] <= shown["train_length"]]
-    if positions:
-        within = shown[(shown["position_hi"] <= shown["train_length"]) & (shown["position_lo"] >= 2)]
-    worst = (within if within[metric].notna().any() else shown)[metric].max()
+@dataclass(frozen=True)
+class Panel:
+    """Curves over one length axis, ready to draw."""
+
+    lines: Sequence[Line]
+    lengths: Sequence[int]
+    train_lengths: Sequence[int]
+    metric: str
+    limits: tuple[float, float]
+
+    @classmethod
+    def of(cls, shown: pd.DataFrame, metric: str, lines: Sequence[Line]) -> Panel:
+        limits = limits_of(lines, cut_of(shown, metric))
+        return cls(lines, sorted(set(shown["length"])), sorted(set(shown["train_length"])), metric, limits)
+
+    def draw(self, axes: Axes, canvas: Canvas, shared: tuple[float, float] | None = None) -> None:
+        """Draw and label the curves; with `shared` limits a legend elsewhere names them."""
+        length_axis(axes, self.lengths, self.train_lengths, canvas)
+        axes.set_ylabel(tables.METRICS[self.metric])
+        draw_lines(axes, self.lines, canvas, shared or self.limits, label=shared is None)
+
+
+def cut_of(shown: pd.DataFrame, metric: str) -> float:
+    """Where curves are cut: `CUT` nats above the worst value up to the training length."""
+    within = shown[shown["length"] <= shown["train_length"]]
+    return _above(within if within[metric].notna().any() else shown, metric)
+
+
+def _above(shown: pd.DataFrame, metric: str) -> float:
+    worst = shown[metric].max()
     if not math.isfinite(worst):
         return math.inf
-    return float(
-        {"perplexity": worst * math.exp(CUT), "bits_per_byte": worst + CUT / math.log(2)}.get(
-            metric, worst + CUT
-        )
-    )
-
-
-def _caption(shown: pd.DataFrame, protocol: str) -> str:
-    corpora = ", ".join(sorted(set(shown["corpus"].astype(str)))) or "unknown corpus"
-    documents = shown["num_documents"].max()
-    trained = ", ".join(f"{n:,}" for n in sorted(set(shown["train_length"])))
-    counted = f"{int(documents)} documents" if documents == documents else "documents not counted"
-    seeds = shown.groupby("label", observed=True)["num_seeds"].max()
-    stride = sorted({int(s) for s in shown["stride"] if s == s})
-    named = (
-        f"{protocol}, stride {', '.join(map(str, stride))}" if protocol == "sliding" and stride else protocol
-    )
-    return f"Protocol {named}; corpus {corpora}, {counted}; trained at length {trained}; {_seeds(seeds)}."
-
-
-def _seeds(seeds: pd.Series) -> str:
-    """ "1 seed: no bands", or the number of seeds and what the bands are."""
-    low, high = int(seeds.min()), int(seeds.max())
-    if high <= 1:
-        return "n = 1 seed each, so no bands"
-    counted = f"n = {high} seeds" if low == high else f"n = {low} to {high} seeds"
-    return f"{counted}; line: mean, band: 95 % t interval over seeds (this corpus's documents held fixed)"
-
-
-def _absences(shown: pd.DataFrame, metric: str) -> str:
-    """What the figure cannot show: cells with a status instead of a number, and perplexities past float64."""
-    lost = shown[shown["status"] != "ok"]
-    said = [
-        f" {label}: {status} at {', '.join(f'{int(n):,}' for n in sorted(set(part['length'])))}."
-        for (label, status), part in lost.groupby(["label", "status"], observed=True)
-    ]
-    if metric == "perplexity" and shown["overflow"].any():
-        said.append(
-            " Perplexities too large for a 64-bit number are marked at the top edge; their loss is in the table."
-        )
-    return "".join(said)
-
-
-def _alt(shown: pd.DataFrame, metric: str, what: str = "tokens") -> str:
-    """The figure in a sentence a label: first and last value."""
-    said = []
-    for label, part in shown.groupby("label", observed=True, sort=False):
-        part = part[part[metric].notna()].sort_values("length")
-        if len(part):
-            first, last = part.iloc[0], part.iloc[-1]
-            said.append(
-                f"{label} {number(first[metric])} at {int(first['length']):,} and "
-                f"{number(last[metric])} at {int(last['length']):,} {what}"
-            )
-    return f"{SHORT[metric].capitalize()}: " + "; ".join(said) + "."
+    if metric == "perplexity":
+        return float(worst * math.exp(CUT))
+    return float(worst + CUT / (math.log(2) if metric == "bits_per_byte" else 1))

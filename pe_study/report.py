@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import html
 import io
@@ -18,7 +19,10 @@ import pandas as pd
 
 import pe_study
 from pe_study import drawing
-from pe_study.page import METRIC_NAMES, Page, Shown, Table, compose
+from pe_study.page import Page, compose
+from pe_study.page_sections import Shown
+from pe_study.page_tables import METRIC_NAMES, Table
+from pe_study.palette import COLOURS
 from pe_study.runs import claim_folder, write_json, write_text
 from pe_study.studies import Study, read_study
 from pe_study.view import read_view
@@ -43,15 +47,9 @@ def build(
     folder = Path(output) if output is not None else Path("reports") / "-".join(study.name for study in found)
     claim_folder(folder, ours=(MANIFEST,))
     command = "pe-study report " + " ".join(shlex.quote(str(path)) for path in studies)
-    page = compose(found, chosen if title is None else _titled(chosen, title), command)
+    page = compose(found, chosen if title is None else dataclasses.replace(chosen, title=title), command)
     _write(page, found, folder)
     return folder / "index.html"
-
-
-def _titled(view: Any, title: str) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(view, title=title)
 
 
 def _write(page: Page, studies: Sequence[Study], folder: Path) -> None:
@@ -80,15 +78,13 @@ def _environment(page: Page) -> jinja2.Environment:
     )
     environment.filters["emphasis"] = emphasis
     environment.filters["markdown"] = markdown
-    looks = [*page.looks.values(), *(look for look in drawing_looks())]
-    environment.globals["colours"] = {**drawing.DARK, **{look.light: look.dark for look in looks}}
+    colours = {
+        **drawing.DARK,
+        **dict(COLOURS.values()),
+        **{look.light: look.dark for look in page.looks.values()},
+    }
+    environment.globals["colours"] = colours
     return environment
-
-
-def drawing_looks() -> list[Any]:
-    from pe_study.palette import COLOURS, Look
-
-    return [Look(light, dark, "solid", "o") for light, dark in COLOURS.values()]
 
 
 def emphasis(text: str) -> markupsafe.Markup:
@@ -110,17 +106,21 @@ def markdown(table: Table) -> str:
 # --- files -----------------------------------------------------------------------------------------------------
 
 
-def _save_figure(shown: Shown, folder: Path, pairs: dict[str, str]) -> dict[str, str]:
-    """Write the PNG and SVG of every size and theme, and its CSV; returns the inline SVGs of the page."""
+def _save_figure(shown: Shown, folder: Path, colours: dict[str, str]) -> dict[str, str]:
+    """Write a figure's files and CSV; returns the inline SVGs of the page.
+
+    What shows first is written as SVG and PNG in both sizes and themes; other metrics and protocols as SVG.
+    """
     figure = shown.figure
     inline = {}
     for size, suffix in (("two-column", ""), ("one-column", "-one-column")):
-        svg = drawing.render(figure, size, "svg")
-        base = folder / "figures" / f"{figure.name}{suffix}"
-        base.with_suffix(".svg").write_bytes(svg)
-        inline[size] = drawing.themed(svg, pairs, f"{figure.name}{suffix}")
-        if shown.chosen:
-            base.with_suffix(".png").write_bytes(drawing.render(figure, size, "png"))
+        base = f"{figure.name}{suffix}"
+        forms, dark = (("svg", "png"), colours) if shown.chosen else (("svg",), None)
+        made = drawing.render(figure, size, forms, dark)
+        for form, content in made.items():
+            kind, _, theme = form.partition("-")
+            (folder / "figures" / f"{base}{'-' if theme else ''}{theme}.{kind}").write_bytes(content)
+        inline[size] = drawing.themed(made["svg"], colours, base)
     _save_csv(figure.table, folder / "tables" / f"{figure.name}.csv")
     return inline
 

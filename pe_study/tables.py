@@ -39,6 +39,9 @@ METRICS = {
     "bits_per_byte": "bits per byte",
     "nll": "loss, nats per token",
 }
+TRUNCATION = "truncation"  # a "rescale" of rows: the same targets, context cut to the training length
+# The order in which protocols are shown.
+PROTOCOLS = ("nonoverlapping", "sliding", "exact-context", "fixed-target", "prefix")
 LOST = ("unsupported", "oom", "error")  # statuses that leave a cell without a number
 MAX_EXPONENT = 709.78  # exp overflows float64 above it
 

@@ -22,7 +22,7 @@ import pandas as pd
 
 from pe_study import stats
 from pe_study.stats import Array, Interval, Variance
-from pe_study.tables import LOST, SERIES
+from pe_study.tables import LOST, SERIES, TRUNCATION
 
 DELTA, WIDE_DELTA = 0.005, 0.02
 PREFERRED = ("exact-context", "fixed-target", "nonoverlapping", "sliding")  # protocols with the same targets
@@ -35,6 +35,7 @@ class Losses:
 
     value_SD: Mapping[int, Array]
     weight_D: Array
+    documents: Array
     status: Mapping[int, str]  # of the lengths that have no number
 
     @property
@@ -79,9 +80,8 @@ def protocol_for(rows: pd.DataFrame) -> str | None:
 def verdicts(rows: pd.DataFrame, protocol: str) -> list[Verdict]:
     """A verdict for every series of `protocol` that has a number at its training length."""
     found = []
-    for _, family in rows[rows["protocol"] == protocol].groupby(
-        FAMILY, dropna=False, observed=True, sort=False
-    ):
+    judged_rows = rows[(rows["protocol"] == protocol) & (rows["rescale"] != TRUNCATION)]
+    for _, family in judged_rows.groupby(FAMILY, dropna=False, observed=True, sort=False):
         losses = {
             key: read_losses(part)
             for key, part in family.groupby(["label", "encoding", "rescale"], observed=True, sort=False)
@@ -105,7 +105,8 @@ def read_losses(rows: pd.DataFrame) -> Losses:
     nll = nll[nll.index.get_level_values("seed").isin(complete.index[complete])].dropna(axis=1)
     tokens = sums["num_tokens"].groupby("document").max().reindex(nll.columns)
     value_SD = {int(length): part.to_numpy() for length, part in nll.groupby("length") if part.size}
-    return Losses(value_SD, tokens.to_numpy(float), {int(n): str(s) for n, s in lost.items()})
+    documents = nll.columns.to_numpy()
+    return Losses(value_SD, tokens.to_numpy(float), documents, {int(n): str(s) for n, s in lost.items()})
 
 
 def _seed_spread(
@@ -118,9 +119,9 @@ def _seed_spread(
     for key, loss in judged.items():
         if length not in loss.value_SD or loss.num_seeds < 2:
             continue
-        change_S = _over(loss, length) - _over(loss, start)
+        change_S = over_seeds_of(loss, length) - over_seeds_of(loss, start)
         spread[key] = Variance(float(change_S.var(ddof=1)), loss.num_seeds - 1)
-        if key[2] == "none" and loss.num_seeds == most and not fails(change_S, _over(loss, start)):
+        if key[2] == "none" and loss.num_seeds == most and not fails(change_S, over_seeds_of(loss, start)):
             pool[key] = change_S
     if len(pool) > 1:
         pooled = stats.pooled_within(np.column_stack(list(pool.values())))
@@ -133,7 +134,7 @@ def fails(change_S: Array, start_S: Array) -> bool:
     return bool(change_S.mean() > WIDE_DELTA * start_S.mean())
 
 
-def _over(loss: Losses, length: int) -> Array:
+def over_seeds_of(loss: Losses, length: int) -> Array:
     """The loss of each seed at one length, (seeds,)."""
     return loss.value_SD[length] @ (loss.weight_D / loss.weight_D.sum())
 
@@ -151,7 +152,7 @@ def _judge(key: tuple, loss: Losses, spread: Mapping[int, Mapping[tuple, Varianc
     past = sorted(n for n in loss.value_SD if n > start)
     change = {n: contrast(loss, loss.value_SD[n] - loss.value_SD[start], spread[n].get(key)) for n in past}
     alpha = (1 - stats.CONFIDENCE) / max(len(spread), 1)
-    level = float(_over(loss, start).mean())
+    level = float(over_seeds_of(loss, start).mean())
     halves = {
         n: _halving(loss, n, start)
         for n in past

@@ -10,8 +10,18 @@ from pe_study.errors import UsageError, did_you_mean
 from pe_study.tables import METRICS
 from pe_study.yaml_strict import describe, read_mapping
 
-FIGURES = ("length", "position", "rescale", "training")
-TABLES = ("main", "verdicts", "cost", "cells")
+FIGURES = (
+    "length",
+    "differences",
+    "protocols",
+    "decomposition",
+    "position",
+    "rescale",
+    "retrieval",
+    "training",
+    "cost",
+)
+TABLES = ("main", "verdicts", "comparisons", "cost", "cells")
 
 
 @dataclass(frozen=True)

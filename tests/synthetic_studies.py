@@ -106,8 +106,11 @@ def _documents(cell, protocol, length, difficulty, sizes, rng) -> pd.DataFrame:
         cell = cell.tail(1).assign(share=1.0)
     part = cell.merge(pd.DataFrame({"document": range(len(sizes))}), how="cross")
     noise = rng.normal(0, 0.02, len(part))
-    tokens = num_tokens[part["document"]] * part["share"]
-    part["num_tokens"] = tokens.round().astype("int64").clip(lower=1)
+    edges = [
+        num_tokens[part["document"]] * end for end in (part["share"].groupby(part["document"]).cumsum(), 0)
+    ]
+    upto = edges[0].round().astype("int64")
+    part["num_tokens"] = upto.groupby(part["document"]).diff().fillna(upto).astype("int64")
     part["nll_sum"] = (part["nll"] + difficulty[part["document"]] + noise) * part["num_tokens"]
     part["num_bytes"] = part["num_tokens"]
     part["num_windows"] = np.maximum(part["num_tokens"] // length, 1)

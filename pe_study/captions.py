@@ -1,0 +1,67 @@
+"""The words around a figure: caption (protocol, corpus, n, training length), absences, alternative text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from pe_study.curves import number
+
+SHORT = {"perplexity": "perplexity", "bits_per_byte": "bits per byte", "nll": "loss"}
+
+
+def caption(shown: pd.DataFrame, protocol: str) -> str:
+    """ "Protocol …; corpus …, 24 documents; trained at length 64; n = 3 seeds; …"."""
+    corpora = ", ".join(sorted({str(name) for name in shown["corpus"]})) or "unknown corpus"
+    documents = shown["num_documents"].max()
+    counted = f"{int(documents)} documents" if documents > 0 else "documents not counted"
+    return (
+        f"Protocol {protocol}{_stride(shown, protocol)}; corpus {corpora}, {counted}; "
+        f"trained at length {listed(shown['train_length'])}; {seeds_text(shown)}."
+    )
+
+
+def _stride(shown: pd.DataFrame, protocol: str) -> str:
+    strides = shown.loc[shown["protocol"] == "sliding", "stride"].dropna()
+    return f" (stride {listed(strides)})" if "sliding" in protocol and len(strides) else ""
+
+
+def seeds_text(shown: pd.DataFrame) -> str:
+    """How many seeds a figure rests on, and what its bands are."""
+    seeds = shown.groupby("label", observed=True)["num_seeds"].max()
+    low, high = int(seeds.min()), int(seeds.max())
+    if high <= 1:
+        return "n = 1 seed each, so no bands"
+    counted = f"n = {high} seeds" if low == high else f"n = {low} to {high} seeds"
+    return f"{counted}; line: mean, band: 95 % t interval over seeds, the documents held fixed"
+
+
+def absences(shown: pd.DataFrame, metric: str) -> str:
+    """What the figure cannot show: cells with a status instead of a number, perplexities past float64."""
+    lost = shown[shown["status"] != "ok"]
+    said = [
+        f" {label}: {status} at {listed(part['length'])}."
+        for (label, status), part in lost.groupby(["label", "status"], observed=True)
+    ]
+    if metric == "perplexity" and shown["overflow"].any():
+        said.append(" A perplexity too large for a 64-bit number leaves at the top edge; its loss is known.")
+    return "".join(said)
+
+
+def alternative(shown: pd.DataFrame, metric: str, *, by: str = "label", what: str = "tokens") -> str:
+    """The figure in a clause a line: its first and last value."""
+    said = []
+    for name, part in shown.groupby(by, observed=True, sort=False):
+        part = part[part[metric].notna()].sort_values("length")
+        if len(part):
+            ends = [
+                f"{number(row[metric])} at {int(row['length']):,}" for _, row in part.iloc[[0, -1]].iterrows()
+            ]
+            said.append(f"{name} {' and '.join(dict.fromkeys(ends))} {what}")
+    return f"{SHORT[metric].capitalize()}: {'; '.join(said)}."
+
+
+def listed(numbers: Iterable[float]) -> str:
+    """ "64, 1,024", in order, each once."""
+    return ", ".join(f"{int(number):,}" for number in sorted(set(numbers)))

@@ -1,0 +1,214 @@
+"""The tables of a page: text of every cell, what it sorts by, and the data of its CSV."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from pe_study import tables
+from pe_study.comparisons import Comparison, Decomposition, comparison_table, decomposition_table
+from pe_study.curves import number
+from pe_study.verdicts import Verdict, verdict_table
+
+METRIC_NAMES = {"perplexity": "perplexity", "bits_per_byte": "bits per byte", "nll": "loss (nats)"}
+MOST_LENGTHS = 10
+DASH = "\u2013"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: its text, what it sorts by, and "n" (a number), "best", "status" or nothing."""
+
+    text: str
+    key: float | None = None
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    text: str
+    numeric: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the page; `metric` and `protocol` are "" where it holds for all, `chosen` what shows first."""
+
+    name: str
+    title: str
+    columns: list[Column]
+    rows: list[list[Cell]]
+    data: pd.DataFrame
+    note: str = ""
+    metric: str = ""
+    protocol: str = ""
+    chosen: bool = True
+
+
+def main_table(
+    curves: pd.DataFrame, metric: str, protocol: str, lengths: Sequence[int] | None, *, chosen: bool
+) -> Table:
+    """Labels and rescales down, lengths across; the best of a column is marked."""
+    shown = curves[(curves["protocol"] == protocol) & (curves["rescale"] != tables.TRUNCATION)]
+    have = sorted({int(n) for n in shown["length"] if lengths is None or n in lengths})
+    frame = tables.main_table(shown, metric, have[:: math.ceil(len(have) / MOST_LENGTHS) or 1])
+    several = frame.index.get_level_values("study").nunique() > 1
+    best = {n: _best(frame[n]) for n in frame.columns}
+    rows = []
+    for (study, label, rescale), values in frame.iterrows():  # type: ignore[misc]
+        name = str(label) if rescale == "none" else f"{label}, {rescale}"
+        cells = [Cell(f"{name} ({study})" if several else name)]
+        rows.append(cells + [_value(values[n], best[n], metric) for n in frame.columns])
+    most = int(shown["num_seeds"].max()) if len(shown) else 0
+    seeds = "One seed." if most <= 1 else f"Means over up to {most} seeds."
+    return Table(
+        name=f"main-{protocol}-{metric}",
+        title=f"{METRIC_NAMES[metric].capitalize()} by length ({protocol})",
+        columns=[Column("encoding"), *(Column(f"{n:,}", numeric=True) for n in frame.columns)],
+        rows=rows,
+        data=shown.drop(columns=["corpus_hash", "tokenizer_hash"]),
+        note=f"{tables.METRICS[metric].capitalize()}; lower is better; the best of a length is marked. {seeds}",
+        metric=metric,
+        protocol=protocol,
+        chosen=chosen,
+    )
+
+
+def _best(column: pd.Series) -> float:
+    return min(
+        (value for value in column if isinstance(value, float) and math.isfinite(value)), default=math.nan
+    )
+
+
+def _value(value: Any, best: float, metric: str) -> Cell:
+    if not isinstance(value, float):
+        return Cell(str(value), kind="status")
+    if math.isnan(value):
+        return Cell("not run", kind="status")
+    digits = 2 if metric == "perplexity" else 3
+    text = number(value) if metric == "perplexity" and value >= 1000 else f"{value:.{digits}f}"
+    return Cell(text, value, "best" if value == best else "n")
+
+
+def plain(
+    name: str, title: str, frame: pd.DataFrame, note: str = "", data: pd.DataFrame | None = None
+) -> Table:
+    """A frame as a table: numbers to the right, missing values as a dash. `data` is its CSV if not the frame."""
+    numeric = [pd.api.types.is_numeric_dtype(frame[column]) for column in frame.columns]
+    rows = [
+        [_cell(value, is_number) for value, is_number in zip(row, numeric, strict=True)]
+        for row in frame.itertuples(index=False)
+    ]
+    columns = [Column(str(c).replace("_", " "), n) for c, n in zip(frame.columns, numeric, strict=True)]
+    return Table(name, title, columns, rows, frame if data is None else data, note)
+
+
+def _cell(value: Any, is_number: bool) -> Cell:
+    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
+        return Cell(DASH, kind="n" if is_number else "")
+    if not is_number:
+        return Cell(str(value))
+    text = f"{int(value):,}" if float(value).is_integer() else f"{value:,.4g}"
+    return Cell(text, float(value), "n")
+
+
+def interval_text(estimate: float, low: float, high: float) -> str:
+    """ "+0.012 [+0.003, +0.021]", or the estimate alone where there is no interval."""
+    if math.isnan(estimate):
+        return DASH
+    bounds = f" [{low:+.3f}, {high:+.3f}]" if low == low else ""
+    return f"{estimate:+.3f}{bounds}"
+
+
+def verdicts_table(found: Sequence[Verdict]) -> Table:
+    """How far each series holds."""
+    data = verdict_table(list(found))
+    frame = pd.DataFrame(
+        {
+            "label": _named(data),
+            "survives 0.5 %": data["survives_0.5%"],
+            "fails by 0.5 %": data["fails_by_0.5%"],
+            "survives 2 %": data["survives_2%"],
+            "fails by 2 %": data["fails_by_2%"],
+            "gains to": data["gains_to"],
+            "change at longest": [
+                f"{interval_text(*row)} at {n:,}"
+                for *row, n in data[["change_at_longest", "change_low", "change_high", "longest"]]
+                .to_numpy()
+                .tolist()
+            ],
+            "cannot": data["cannot"].replace("", DASH),
+        }
+    )
+    level = "these weights on new documents" if found[0].num_seeds == 1 else "new seeds and new documents"
+    return plain(
+        "verdicts",
+        f"How far each holds ({found[0].protocol})",
+        frame,
+        "Survives: up to this length, every length has an upper simultaneous 95 % bound of the rise of its loss "
+        "below the margin (0.5 % or 2 % of the loss at the training length). Fails by: the first length with a "
+        "lower bound above it. Gains to: the last length L with a lower bound of loss(L/2) - loss(L) above zero. "
+        f"Bounds speak of {level}; changes in nats with their 95 % intervals. A dash: not reached.",
+        data,
+    )
+
+
+def _named(data: pd.DataFrame) -> list[str]:
+    several = data["study"].nunique() > 1
+    names = []
+    for study, label, rescale in zip(data["study"], data["label"], data["rescale"], strict=True):
+        name = label if rescale == "none" else f"{label}, {rescale}"
+        names.append(f"{name} ({study})" if several else name)
+    return names
+
+
+def comparisons_table(found: Sequence[Comparison]) -> Table:
+    """Every declared pair and length."""
+    data = comparison_table(found)
+    names = zip(data["difference"], data["low"], data["high"], strict=True)
+    frame = pd.DataFrame(
+        {
+            "pair": [f"{a} - {b}" for a, b in zip(data["label"], data["other"], strict=True)],
+            "length": data["length"],
+            "difference, nats": data["difference"],
+            "95 % interval": [interval_text(*values) for values in names],
+            "p, Holm": data["p_holm"],
+            "differs": ["yes" if differs else "not shown" for differs in data["differs"]],
+            "method": data["method"],
+        }
+    )
+    if data["study"].nunique() > 1:
+        frame.insert(1, "study", data["study"])
+    what = "these runs only" if found[0].level == "a" else "encodings, over new seeds on these documents"
+    return plain(
+        "comparisons",
+        f"Differences between encodings ({found[0].protocol})",
+        frame,
+        f"Declared in advance: every pair at 2, 4 and 8 training lengths; Holm's correction over all {len(found)}. "
+        f"Negative: the first has the lower loss. Speaks of {what}.",
+        data,
+    )
+
+
+def decompositions_table(found: Sequence[Decomposition]) -> Table:
+    """N = C + X at every length."""
+    data = decomposition_table(found)
+    frame = data[["label", "length"]].copy()
+    for name, title in (
+        ("total", "N: nonoverlapping"),
+        ("early", "C: early tokens"),
+        ("context", "X: context"),
+    ):
+        values = data[[name, f"{name}_low", f"{name}_high"]].to_numpy().tolist()
+        frame[title] = [interval_text(*row) for row in values]
+    return plain(
+        "decomposition",
+        "Where a change of the nonoverlapping loss comes from",
+        frame,
+        "N(L) - N(L') = [C(L) - C(L')] + [X(L) - X(L')], L' the training length; nats, with 95 % intervals.",
+        data,
+    )
