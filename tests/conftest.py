@@ -1,5 +1,6 @@
 """What every test runs under: one thread, no network, a cache of its own, deterministic property tests."""
 
+import gc
 import os
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -21,8 +22,16 @@ def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    """Small tensors are slower on many threads, and sums differ between thread counts."""
+def _libraries() -> None:
+    """One thread: small tensors are slower on many, and sums differ between thread counts.
+
+    The libraries' own objects are set aside from garbage collection: the trainer collects after every run,
+    and walking through all of torch and transformers takes longer than training a test's model.
+    """
+    import datasets  # noqa: F401
     import torch
+    import transformers  # noqa: F401
 
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
