@@ -7,6 +7,8 @@ Every kernel returns (out (B,H,T,K), logsumexp (B,H,T) or None). A mask is causa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -264,17 +266,30 @@ def flex(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring) -> Re
     if on_cpu and torch.is_grad_enabled() and q_BHTK.requires_grad:
         raise UsageError("kernel flex has no backward pass on a CPU; these can train here: eager, sdpa")
     run = flex_attention if on_cpu else _compiled_flex()
-    out, aux = run(
-        q_BHTK,
-        k_BGSK,
-        v_BGSK,
-        score_mod=scoring.encoding.score_mod(scoring.unrotated_BHTK, scoring.at),
-        block_mask=_block_mask(q_BHTK, k_BGSK.shape[2], scoring),
-        scale=scoring.scale,
-        enable_gqa=k_BGSK.shape[1] != q_BHTK.shape[1],
-        return_aux=AuxRequest(lse=True),
-    )
+    with _uncompiled_flex() if on_cpu else nullcontext():
+        out, aux = run(
+            q_BHTK,
+            k_BGSK,
+            v_BGSK,
+            score_mod=scoring.encoding.score_mod(scoring.unrotated_BHTK, scoring.at),
+            block_mask=_block_mask(q_BHTK, k_BGSK.shape[2], scoring),
+            scale=scoring.scale,
+            enable_gqa=k_BGSK.shape[1] != q_BHTK.shape[1],
+            return_aux=AuxRequest(lse=True),
+        )
     return out, aux.lse
+
+
+@contextmanager
+def _uncompiled_flex() -> Iterator[None]:
+    """FlexAttention's own switch: its definition, operation by operation, and no graph traced at each call."""
+    from torch.nn.attention import flex_attention as module
+
+    before, module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG, True
+    try:
+        yield
+    finally:
+        module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = before
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -123,6 +124,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(self, x_BTD: Tensor, encoding: Encoding, at: At, mask: Mask, cache: Cache | None) -> Tensor:
+        at = replace(at, layer=self.layer)
         batch, length, _ = x_BTD.shape
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         qkv = self.qkv(x_BTD).view(batch, length, -1, self.head_dim).transpose(1, 2)
@@ -134,6 +136,8 @@ class Attention(nn.Module):
         k_BGSK, v_BGSK = k_BGTK, v_BGTK
         if cache is not None:
             k_BGSK, v_BGSK = cache.update(k_BGTK, v_BGTK, self.layer)
+            num_keys = at.k_positions_BS.shape[1]  # a preallocated cache returns its empty end too
+            k_BGSK, v_BGSK = k_BGSK[:, :, :num_keys], v_BGSK[:, :, :num_keys]
         kernel = attention.resolve(self.config.kernel, x_BTD.device, q_BHTK.dtype, encoding, mask.kind)
         scoring = Scoring(encoding, at, unrotated_BHTK, self.head_dim**-0.5, mask)
         out_BHTK, _ = attention.attend(q_BHTK, k_BGSK, v_BGSK, scoring, kernel)
@@ -316,7 +320,8 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
         `attention_mask` (B, S) is 1 for tokens and 0 for padding on either side, of the cached and new tokens
         together. `labels` (B, T) are aligned with the ids and shifted here; `shift_labels` are the next
         tokens already; -100 is ignored; the loss is a sum over targets divided by `num_items_in_batch` (None:
-        their number). `segment_ids` (B, T) keep packed documents apart. LengthError past the declared length.
+        their number). `segment_ids` (B, T), >= 0, keep packed documents apart. LengthError past the
+        declared length.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -360,37 +365,30 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
         self._check_length(past + length)
         if segment_ids is not None and past:
             raise ValueError("segment_ids (packed documents) cannot be continued through a cache")
-        padded = attention_mask is not None and not bool(attention_mask.all())
         if attention_mask is not None and attention_mask.shape[-1] != past + length:
             raise ValueError(
-                f"attention_mask covers {attention_mask.shape[-1]} tokens, cache and input hold {past + length}"
+                f"attention_mask covers {attention_mask.shape[-1]} tokens, "
+                f"cache and input hold {past + length}"
             )
-        if padded:
-            assert attention_mask is not None
+        segments = None if segment_ids is None else Segments(segment_ids, segment_ids)
+        k_positions_BS = torch.arange(past + length, device=x_BTD.device)[None]
+        padded = attention_mask is not None and not bool(attention_mask.all())
+        if attention_mask is not None and padded:
             k_positions_BS = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-        else:
-            k_positions_BS = torch.arange(past + length, device=x_BTD.device)[None]
-        q_positions_BT = k_positions_BS[:, past:]
-        consecutive = True
-        if position_ids is not None and not _same(position_ids, q_positions_BT):
+            own = torch.zeros_like(k_positions_BS[:, past:]) if segment_ids is None else segment_ids
+            shown = torch.zeros_like(k_positions_BS) if segment_ids is None else segment_ids
+            segments = Segments(own, torch.where(attention_mask.bool(), shown, -1))
+        moved = position_ids is not None and not _same(position_ids, k_positions_BS[:, past:])
+        if position_ids is not None and moved:
             if past:
                 raise ValueError(
                     "position_ids behind a cache must be those that follow from the attention mask"
                 )
-            q_positions_BT = k_positions_BS = position_ids
-            consecutive = bool((position_ids.diff(dim=-1) == 1).all())
-        segments = None
-        if segment_ids is not None:
-            segments = Segments(segment_ids, segment_ids)
-        if padded:
-            assert attention_mask is not None
-            visible = attention_mask.long() - 1
-            if segment_ids is not None:
-                visible = torch.where(attention_mask.bool(), segment_ids, -1)
-            own = torch.zeros_like(q_positions_BT) if segment_ids is None else segment_ids
-            segments = Segments(own, visible)
+            self._check_positions(int(position_ids.max()) + 1)
+            k_positions_BS = position_ids
+        consecutive = not (padded or moved) or _consecutive(k_positions_BS, segments)
         declared = self.config.length or self.config.train_length
-        at = At(0, q_positions_BT, k_positions_BS, declared, consecutive)
+        at = At(0, k_positions_BS[:, past:], k_positions_BS, declared, consecutive)
         return at, Mask(past, segments)
 
     def declare(self, length: int | None) -> None:
@@ -422,12 +420,27 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
             declared = self.config.train_length
         if declared is not None and total > declared:
             raise LengthError(
-                f"{total} tokens cross the declared length {declared}; load the model with length={total} or more"
+                f"{total} tokens cross the declared length {declared}; "
+                f"load the model with length={total} or more"
             )
+        self._check_positions(total)
+
+    def _check_positions(self, total: int) -> None:
         if self.max_length is not None and total > self.max_length:
             raise LengthError(
                 f"{total} tokens, but {self.config.encoding_name} has positions for {self.max_length}"
             )
+
+
+def _consecutive(positions_BS: Tensor, segments: Segments | None) -> bool:
+    """Whether distances follow from indices: among tokens of one segment, position - index is one number."""
+    shift_BS = positions_BS - torch.arange(positions_BS.shape[1], device=positions_BS.device)
+    if segments is None:
+        return bool((shift_BS == shift_BS[:, :1]).all())
+    order_BS = segments.k_BS.argsort(dim=-1, stable=True)
+    sorted_BS, shift_BS = segments.k_BS.gather(1, order_BS), shift_BS.expand_as(order_BS).gather(1, order_BS)
+    together = (sorted_BS[:, 1:] == sorted_BS[:, :-1]) & (sorted_BS[:, 1:] >= 0)  # -1 is padding
+    return bool(((shift_BS[:, 1:] == shift_BS[:, :-1]) | ~together).all())
 
 
 def _same(given_BT: Tensor, derived_BT: Tensor) -> bool:
@@ -435,7 +448,7 @@ def _same(given_BT: Tensor, derived_BT: Tensor) -> bool:
 
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor, num_items: Tensor | int | None) -> Tensor:
-    """Cross entropy in float32, summed over targets that are not -100, over `num_items` (None: their number)."""
+    """Cross entropy in float32, summed over targets that are not -100, over `num_items` (None: as many)."""
     logits = logits_BTV.flatten(0, 1).float()
     reduction = "mean" if num_items is None else "sum"
     loss = F.cross_entropy(
