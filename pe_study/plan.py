@@ -65,10 +65,7 @@ class ProtocolSpec(Section):
 
     def resolve(self, shortest: int, train_length: int | None) -> ProtocolSpec:
         """With the stride in tokens; PlanError where an option does not fit the shortest length."""
-        try:
-            stride = None if self.stride is None else parse_length(self.stride, train_length)
-        except ValueError as refusal:
-            raise PlanError(f"protocols: {self.name}: stride: {refusal}") from None
+        stride = _resolve(f"protocols: {self.name}: stride", self.stride, train_length)
         if stride is not None and stride > shortest:
             raise PlanError(
                 f"protocols: {self.name}: found stride {stride}; "
@@ -85,6 +82,13 @@ class ProtocolSpec(Section):
     def _serialize(self) -> Any:
         options = {key: getattr(self, key) for key in _PROTOCOL_OPTIONS[self.name]}
         return {"name": self.name, **options} if options else self.name
+
+
+def _resolve(key: str, length: int | str | None, train_length: int | None) -> int | None:
+    try:
+        return None if length is None else parse_length(length, train_length)
+    except ValueError as refusal:
+        raise PlanError(f"{key}: {refusal}") from None
 
 
 def _rescale(value: Any) -> str:
@@ -131,6 +135,9 @@ class Plan(Section):
     num_documents: Annotated[int | None, schema.optional(schema.whole(1))] = Field(
         24, description="how many documents; null: all that are long enough"
     )
+    tokens_per_document: Annotated[int | str | None, schema.optional(schema.length())] = Field(
+        None, description="tokens read of each document, at most (never under the longest length)"
+    )
     bos: Annotated[bool | str, schema.either(schema.flag(), "auto")] = Field(
         "auto", description="begin each window with BOS; auto: as in training"
     )
@@ -139,6 +146,9 @@ class Plan(Section):
     )
     batch_tokens: Annotated[int, schema.whole(1, tokens=True)] = Field(
         16384, description="tokens in one forward pass, at most"
+    )
+    cache: Annotated[str, schema.choice("full", "fp8")] = Field(
+        "full", description="keys and values of long contexts: as computed, or in 8 bits"
     )
     truncation: Annotated[bool, schema.flag()] = Field(
         True, description="also score the same targets with training-length context"
@@ -182,7 +192,12 @@ class Plan(Section):
         """The plan with every length and stride in tokens; PlanError where they do not fit each other."""
         lengths = self.resolve_lengths(train_length)
         protocols = tuple(protocol.resolve(lengths[0], train_length) for protocol in self.protocols)
-        return self.model_copy(update={"lengths": lengths, "protocols": protocols})
+        tokens = _resolve("tokens_per_document", self.tokens_per_document, train_length)
+        if tokens is not None:
+            tokens = max(tokens, lengths[-1])
+        return self.model_copy(
+            update={"lengths": lengths, "protocols": protocols, "tokens_per_document": tokens}
+        )
 
     def with_overrides(self, overrides: Sequence[str]) -> Plan:
         """This plan with `key=value` overrides laid over it."""

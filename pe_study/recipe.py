@@ -15,12 +15,13 @@ from pe_study import overlays, schema, yaml_strict
 from pe_study.errors import PEStudyError, PlanError, RecipeError
 from pe_study.plan import Plan, read_plan
 from pe_study.schema import Section, parse_length, problem, whole
-from pe_study.sections import DataSpec, EncodingSpec, ModelSpec, TrainSpec
-from pe_study.yaml_strict import Document, KeyPath
+from pe_study.sections import DataSpec, EncodingSpec, InitSpec, ModelSpec, TrainSpec
+from pe_study.yaml_strict import Document, KeyPath, describe
 
 __all__ = [
     "DataSpec",
     "EncodingSpec",
+    "InitSpec",
     "ModelSpec",
     "Recipe",
     "RecipeError",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 # Keys of `train` that decide what is written down, not what is learned.
+CHECKPOINT_TOKENIZER = "checkpoint"
 BOOKKEEPING = ("log_every", "eval_every", "snapshot_every", "keep_snapshots", "log_with")
 
 
@@ -64,6 +66,7 @@ class Recipe(Section):
     model: ModelSpec
     data: DataSpec = DataSpec()
     train: TrainSpec
+    init: InitSpec | None = Field(None, description="weights to go on from; null: drawn from the seed")
     eval: Plan = Field(default_factory=Plan, description="a plan, or the file that holds it")
 
     _path: Path | None = PrivateAttr(default=None)
@@ -142,15 +145,8 @@ def training_values(recipe: Recipe, run: RunSpec) -> dict[str, Any]:
     content = recipe.content
     train = {key: value for key, value in content["train"].items() if key not in BOOKKEEPING}
     encoding = {key: value for key, value in run.encoding.model_dump(mode="json").items() if key != "label"}
-    return _flatten(
-        {
-            "encoding": encoding,
-            "seed": run.seed,
-            "model": content["model"],
-            "data": content["data"],
-            "train": train,
-        }
-    )
+    sections = {key: content[key] for key in ("model", "data", "init") if content[key] is not None}
+    return _flatten({"encoding": encoding, "seed": run.seed, **sections, "train": train})
 
 
 def training_hash(recipe: Recipe, run: RunSpec) -> str:
@@ -218,6 +214,7 @@ def _build(recipe: Recipe, spec: EncodingSpec, where: str) -> None:
                 max_positions=model.max_positions,
                 train_length=recipe.train.length,
                 initializer_range=model.initializer_range,
+                rescale=recipe.init.rescale if recipe.init else "none",
                 **spec.options,
             )
     except (PEStudyError, ValueError) as refusal:
@@ -256,6 +253,16 @@ def _relations(recipe: Recipe) -> Iterator[tuple[str, bool, object, str]]:
         train.warmup_steps,
         f"at most steps ({train.steps})",
     )
+    single = recipe.init is None or len(recipe.encodings) == 1
+    yield (
+        "encodings",
+        single,
+        len(recipe.encodings),
+        "one encoding, that of the weights which init.from names",
+    )
+    borrowed = recipe.init is None and recipe.data.tokenizer == CHECKPOINT_TOKENIZER
+    accepted = "byte, bpe:N or a Hugging Face tokenizer; this word needs init.from"
+    yield "data.tokenizer", not borrowed, describe(recipe.data.tokenizer), accepted
     labels = [spec.label.casefold() for spec in recipe.encodings]
     for index, label in enumerate(labels):
         accepted = "a label of its own, such as {name: rope, label: rope-2}"

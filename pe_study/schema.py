@@ -7,16 +7,18 @@ reference table alike. Text is never a number, true is never 1, and 1e4 is a who
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema, to_jsonable_python
 
 from pe_study.errors import PEStudyError, did_you_mean
 from pe_study.yaml_strict import Document, KeyPath, describe, dotted
@@ -198,16 +200,35 @@ def validate(section: type[SectionT], document: Document, error: type[PEStudyErr
 
 
 def reference(section: type[Section], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """(key, accepted, default, description) of every leaf of a section, depth first."""
-    for key, info in section.model_fields.items():
-        inner = _section_of(info.annotation)
-        if inner is not None and not get_args(info.annotation):
-            yield from reference(inner, f"{prefix}{key}.")
-            continue
-        accepts = next((mark for mark in info.metadata if isinstance(mark, Accepts)), None)
-        accepted = accepts.phrase if accepts else "a list"
-        default = "required" if info.is_required() else str(info.get_default(call_default_factory=True))
-        yield f"{prefix}{key}", accepted, default, info.description or ""
+    """(key, accepted, default, description) of every key of a section and of those inside it, in order."""
+    for key, info in _keys(section).items():
+        inner, is_list = _section_of(info.annotation), get_origin(info.annotation) is tuple
+        marks = [mark for mark in info.metadata if isinstance(mark, Accepts)]
+        if inner is None or is_list:
+            item = _item_phrase(info.annotation)
+            accepted = marks[0].phrase if marks else f"a list, each {item}" if item else "a list"
+            if marks or is_list:
+                yield f"{prefix}{key}", accepted, _default(info), info.description or ""
+        if inner is not None:
+            yield from reference(inner, f"{prefix}{key}.N." if is_list else f"{prefix}{key}.")
+
+
+def _keys(section: type[Section]) -> dict[str, FieldInfo]:
+    """The keys of a section as they are written in YAML."""
+    return {info.alias or field: info for field, info in section.model_fields.items()}
+
+
+def _item_phrase(annotation: Any) -> str:
+    """What the items of a list accept, where they are leaves."""
+    items = [mark for item in get_args(annotation) for mark in getattr(item, "__metadata__", ())]
+    return next((mark.phrase for mark in items if isinstance(mark, Accepts)), "")
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "required"
+    default = info.get_default(call_default_factory=True)
+    return json.dumps(to_jsonable_python(default), ensure_ascii=False)
 
 
 def _whole(value: Any, least: int, tokens: bool) -> int:
@@ -252,13 +273,13 @@ def _suggest(path: KeyPath, section: type[Section]) -> str:
     """The known key nearest to an unknown one: a sibling, or the same word in another section."""
     word, parent = str(path[-1]), section
     for part in path[:-1]:
-        info = parent.model_fields.get(str(part))
+        info = _keys(parent).get(str(part))
         inner = _section_of(info.annotation) if info else None
         parent = inner or parent
     elsewhere = [key for key, *_ in reference(section) if key.rpartition(".")[2] == word]
-    if elsewhere and word not in parent.model_fields:
+    if elsewhere:
         return f'did you mean "{elsewhere[0]}"?'
-    return did_you_mean(word, parent.model_fields)
+    return did_you_mean(word, _keys(parent))
 
 
 def _section_of(annotation: Any) -> type[Section] | None:

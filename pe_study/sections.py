@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_serializer, model_validator
 
 from pe_study import schema
+from pe_study.plan import RESCALE
 from pe_study.schema import Accepts, Section, choice, flag, number, optional, text, whole
 
 
@@ -28,6 +29,22 @@ def _betas(value: Any) -> tuple[float, float]:
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise ValueError
     return beta.parse(value[0]), beta.parse(value[1])
+
+
+class InitSpec(Section):
+    """Weights to go on from, instead of a draw from the seed: a study of context extension."""
+
+    source: Annotated[str, text("a run, a folder or a hub id")] = Field(
+        alias="from", description="a run directory, a checkpoint folder or a hub id"
+    )
+    rescale: Annotated[str, RESCALE] = Field("none", description="RoPE rescale that is trained in")
+    revision: Annotated[str | None, optional(text("a revision"))] = Field(
+        None, description="hub: commit, tag or branch"
+    )
+
+    @model_serializer
+    def _flatten(self) -> dict[str, Any]:
+        return {"from": self.source, "rescale": self.rescale, "revision": self.revision}
 
 
 class EncodingSpec(Section):
@@ -95,7 +112,10 @@ class DataSpec(Section):
     )
     tokenizer: Annotated[
         str, Accepts("a tokenizer: byte, bpe:N, or a Hugging Face name or folder", _tokenizer)
-    ] = Field("byte", description="byte, bpe:N (trained on the corpus) or a Hugging Face tokenizer")
+    ] = Field(
+        "byte",
+        description="byte, bpe:N (trained on the corpus), a Hugging Face one, or checkpoint (with init)",
+    )
     packing: Annotated[str, choice("concatenate", "isolate", "within-document")] = Field(
         "concatenate", description="how documents fill the training chunks"
     )
@@ -150,6 +170,12 @@ class TrainSpec(Section):
     )
     gradient_checkpointing: Annotated[bool, flag()] = Field(
         False, description="recompute activations in backward"
+    )
+    deterministic: Annotated[bool, flag()] = Field(
+        False, description="refuse kernels whose gradients differ from run to run"
+    )
+    skip_nonfinite: Annotated[int, whole(0)] = Field(
+        0, description="how many updates with a non-finite loss may be skipped"
     )
     log_every: Annotated[int, whole(1)] = Field(10, description="updates between lines of metrics.jsonl")
     eval_every: Annotated[int | None, optional(whole(1))] = Field(

@@ -125,6 +125,15 @@ def test_options_fit_the_shortest_length(protocol: dict, message: str) -> None:
         load_plan({"lengths": ["1x", "2x"], "protocols": [protocol]}).resolve(64)
 
 
+def test_a_document_is_read_to_the_longest_length_at_least() -> None:
+    plan_of = lambda tokens: load_plan({"lengths": ["1x", "4x"], "tokens_per_document": tokens})  # noqa: E731
+    assert plan_of("16x").resolve(64).tokens_per_document == 1024
+    assert plan_of("2x").resolve(64).tokens_per_document == 256
+    assert plan_of(None).resolve(64).tokens_per_document is None
+    with pytest.raises(PlanError, match="tokens_per_document: 16x needs a training length"):
+        load_plan({"lengths": [8], "tokens_per_document": "16x"}).resolve(None)
+
+
 def test_flags_override_a_plan_whether_a_file_or_a_mapping(tmp_path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("lengths: [1x, 2x]\nprotocols: [{name: sliding, stride: 32}]\nnum_documents: 3\n")

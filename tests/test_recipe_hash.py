@@ -83,6 +83,8 @@ OTHER_VALUES = {
     "train.compile": "true",
     "train.kernel": "eager",
     "train.gradient_checkpointing": "true",
+    "train.deterministic": "true",
+    "train.skip_nonfinite": "2",
     "encodings.0.base": "500000",
     "encodings.0.fraction": "0.5",
     "encodings.0.lr_mult": "2",
@@ -124,6 +126,19 @@ def test_no_key_of_the_schema_is_left_out_of_these_tests(tiny) -> None:
         key.replace("encoding.", "encodings.0.") for key in recipe.training_values(loaded, loaded.runs()[0])
     }
     assert keys - {"encodings.0.name", "seed"} == set(OTHER_VALUES)
+
+
+def test_where_the_weights_come_from_counts(tiny) -> None:
+    init = ["encodings=[rope]", "init.from=runs/demo/rope-s0"]
+    drawn, begun = recipe.load(tiny, init[:1]), recipe.load(tiny, init)
+    stretched = recipe.load(tiny, [*init, "init.rescale=yarn:4"])
+    values = [recipe.training_values(loaded, loaded.runs()[0]) for loaded in (drawn, begun, stretched)]
+    assert (
+        recipe.training_differences(values[0], values[1])[0] == 'init.from: (absent) -> "runs/demo/rope-s0"'
+    )
+    assert recipe.training_differences(values[1], values[2]) == ['init.rescale: "none" -> "yarn:4"']
+    assert stretched.init is not None
+    assert (stretched.init.source, stretched.init.rescale) == ("runs/demo/rope-s0", "yarn:4")
 
 
 def test_differences_read_as_old_and_new(tiny) -> None:

@@ -95,12 +95,24 @@ def tiny(tmp_path) -> Path:
         ("eval.lengths=[64, 1x]", "eval.lengths: found 1x at or below the length before it"),
         ("eval.rescales=[linar:4]", "eval.rescales.0: "),
         ("eval.protocols=[{name: sliding, stride: 65}]", "eval.protocols: sliding: found stride 65"),
+        ("init.from=x", "encodings: found 3; accepted: one encoding, that of the weights"),
+        ("init={rescale: none}", "init.from: this key is required"),
+        ("init={source: x}", 'init.source: unknown key; (available: from, rescale, revision)'),
+        ("init={from: x, rescale: yarn}", "init.rescale: rescale 'yarn'"),
+        ("init=runs/x", 'init: found the text "runs/x"; accepted: a mapping'),
+        ("data.tokenizer=checkpoint", 'data.tokenizer: found the text "checkpoint"; accepted: byte'),
         ("eval=missing.yaml", "eval: missing.yaml: no such file"),
         ("eval.num_docs=3", 'eval.num_docs: unknown key; did you mean "num_documents"?'),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_by_name(tiny, override: str, message: str) -> None:
     assert message in refused(tiny, override)
+
+
+def test_a_rescale_is_trained_in_only_where_the_encoding_takes_one(tiny) -> None:
+    assert "encodings.0: rescale 'yarn:4' needs rotary" in refused(
+        tiny, "encodings=[alibi]", "init={from: x, rescale: 'yarn:4'}"
+    )
 
 
 VALUES = st.one_of(
