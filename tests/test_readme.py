@@ -1,0 +1,103 @@
+"""Every command of the README is run, on a study and a checkpoint that a test can afford."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pe_study import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.S)
+COMMANDS = [line.split("  #")[0].strip() for block in BLOCKS for line in block.strip().split("\n")]
+
+TINY = """\
+name: tiny
+seeds: [0]
+encodings: [nope, rope]
+model: {num_layers: 1, d_model: 16, num_heads: 2, num_kv_heads: 1, d_ff: 32, max_positions: 64}
+data: {corpus: texts}
+train: {length: 16, batch_tokens: 256, steps: 3, lr: 1e-3, warmup_steps: 1}
+eval: {name: short, lengths: [1x, 2x], num_documents: 2, rescales: [none, "yarn:auto"]}
+"""
+# What a reader types, and what the test runs in its place.
+STAND_INS = {
+    "accelerate launch -m pe_study": "pe-study",
+    "recipes/demo.yaml": "tiny.yaml",
+    "recipes/wikitext103-512.yaml": "tiny.yaml",
+    "runs/wikitext103-512": "runs/tiny",
+    "runs/demo": "runs/tiny",
+    "runs/eval/HuggingFaceTB--SmolLM2-135M": "runs/eval/checkpoint",
+    "HuggingFaceTB/SmolLM2-135M": "checkpoint",
+    "--lengths 2k,4k,8k,16k,32k": "--lengths 32,64 --corpus texts --num-documents 2",
+    "train.lr=3e-4": "name=changed train.lr=3e-4",
+    "mine": "alibi",
+}
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny recipe, its texts and a tiny checkpoint, in which the commands run."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "tiny.yaml").write_text(TINY, encoding="utf-8")
+    (folder / "texts").mkdir()
+    for number in range(12):
+        text = " ".join(f"Line {line} of text {number}: größer als {line * number}." for line in range(40))
+        (folder / "texts" / f"{number}.txt").write_text(text, encoding="utf-8")
+    _save_checkpoint(folder / "checkpoint")
+    return folder
+
+
+def _save_checkpoint(folder: Path) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from pe_study.data import load_tokenizer
+    from pe_study.recipe import DataSpec
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=257, max_position_embeddings=32, **sizes)).save_pretrained(folder)
+    load_tokenizer(DataSpec(), None).save(folder)
+
+
+def test_the_two_commands_stand_at_the_top() -> None:
+    assert [command.split()[:2] for command in COMMANDS[:2]] == [["make", "demo"], ["make", "test"]]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
+    assert set(re.findall(r"\bmake ([a-z-]+)", README)) - {"set"} <= targets
+
+
+def test_the_commands_run(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From top to bottom, each in the state that the ones before it left."""
+    monkeypatch.chdir(desk)
+    ran = 0
+    for command in COMMANDS:
+        for typed, run in STAND_INS.items():
+            command = command.replace(typed, run)
+        program, *argv = shlex.split(command)
+        if program == "pe-study":
+            code = cli.main(argv)
+            printed = capsys.readouterr()
+            assert code == 0, f"{command}\n{printed.err}"
+            assert printed.err == "", command
+            ran += 1
+    assert ran >= 10
+    assert (desk / "runs/tiny/rope-s0/DONE").is_file()
+    assert (desk / "runs/tiny/eval/short/results.parquet").is_file()
+    assert (desk / "runs/eval/checkpoint/results.json").is_file()
+    assert (desk / "reports/tiny/index.html").is_file()
+    assert (desk / "reports/checkpoint/report.md").is_file()
+
+
+def test_python_in_the_readme_is_the_public_surface() -> None:
+    import pe_study
+
+    names = set(re.findall(r"pe_study\.([a-z_]+)\(", README))
+    assert names
+    assert all(callable(getattr(pe_study, name)) for name in names)
