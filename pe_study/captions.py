@@ -23,8 +23,11 @@ def caption(shown: pd.DataFrame, protocol: str) -> str:
 
 
 def _stride(shown: pd.DataFrame, protocol: str) -> str:
-    strides = shown.loc[shown["protocol"] == "sliding", "stride"].dropna()
-    return f" (stride {listed(strides)})" if "sliding" in protocol and len(strides) else ""
+    strides = sorted(set(shown["stride"].dropna()))
+    if "sliding" not in protocol or not strides:
+        return ""
+    text = listed(strides) if len(strides) < 4 else f"{int(strides[0]):,} to {int(strides[-1]):,}"
+    return f" (stride {text})"
 
 
 def seeds_text(shown: pd.DataFrame) -> str:

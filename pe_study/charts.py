@@ -154,8 +154,15 @@ def decomposition_figure(found: Sequence[Decomposition], looks: Looks) -> Figure
                     axes.plot(np.clip([low, high], -reach, reach), [place + offset] * 2, color=INK, lw=1)
                 else:
                     side = "right" if value > 0 else "left"
-                    text = f"{interval.estimate:+.2f} "
-                    axes.text(value, place + offset, text, ha=side, va="center", color=PAPER)
+                    ink = INK if alpha < 1 else PAPER
+                    axes.text(
+                        value * 0.98,
+                        place + offset,
+                        f"{interval.estimate:+.2f}",
+                        ha=side,
+                        va="center",
+                        color=ink,
+                    )
         axes.axvline(0, color=MUTED, linewidth=1)
         axes.set_xlim(-reach * 1.05, reach * 1.05)
         axes.set_ylim(len(labels) - 0.5, -0.5)

@@ -12,10 +12,10 @@ import pandas as pd
 
 from pe_study import stats
 from pe_study.stats import Array, Interval, Variance
+from pe_study.tables import LATE
 from pe_study.verdicts import FAMILY, Losses, fails, over_seeds_of, read_losses
 
 DECLARED = (2, 4, 8)  # multiples of the training length at which encodings are compared
-LATE = "nonoverlapping-late"  # nonoverlapping over the index range of exact-context, where it was evaluated
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def decompose(rows: pd.DataFrame) -> list[Decomposition]:
     """Every unrescaled series that ran both protocols, at every length past the training length."""
     plain = rows[rows["rescale"] == "none"]
     windowed = LATE if (plain["protocol"] == LATE).any() else "nonoverlapping"
-    keys = [name for name in FAMILY if name not in ("protocol", "stride")] + ["label"]
+    keys = [name for name in FAMILY if name != "protocol"] + ["label"]
     found = []
     both = plain[plain["protocol"].isin([windowed, "exact-context"])]
     for _, part in both.groupby(keys, dropna=False, observed=True, sort=False):

@@ -1,6 +1,6 @@
-"""Sentences computed from the rows, each no stronger than its interval: what was found, and what to beware of.
+"""Sentences computed from verdicts, each no stronger than its interval.
 
-With one seed a sentence says "this run"; only several seeds let it speak of an encoding.
+With one seed a sentence says "in this run"; only several seeds let it speak of an encoding.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from pe_study.studies import Study
-from pe_study.tables import LOST, SERIES
+from pe_study.captions import listed
 from pe_study.verdicts import DELTA, Verdict
 
 PERCENT = f"{100 * DELTA:g} %"
@@ -32,61 +31,74 @@ def findings(found: Sequence[Verdict], curves: pd.DataFrame) -> list[str]:
 
 
 def _scope(plain: Sequence[Verdict]) -> str:
-    first = plain[0]
     seeds = {verdict.num_seeds for verdict in plain}
-    lengths = {verdict.longest for verdict in plain}
-    who = (
-        "One seed each: every sentence is about this run and these weights on new documents, not about encodings in general"
-        if seeds == {1}
-        else f"{_range(seeds)} seeds each: intervals are over seeds and documents, so sentences are about the encodings"
-    )
+    if seeds == {1}:
+        who = (
+            "One seed each: every sentence is about this run, its weights on new documents, "
+            "not about encodings in general"
+        )
+    elif 1 in seeds:
+        who = "Some ran with one seed: sentences about those are about that run only"
+    else:
+        who = (
+            f"{_range(seeds)} seeds each: intervals are over seeds and documents, so that sentences are about "
+            "the encodings"
+        )
     return (
-        f"Trained at length {_range({v.train_length for v in plain})}, evaluated to {max(lengths):,} on "
-        f"{_range({v.num_documents for v in plain})} documents ({first.protocol}). {who}."
+        f"Trained at length {listed(v.train_length for v in plain)}, evaluated to "
+        f"{max(v.longest for v in plain):,} on {_range({v.num_documents for v in plain})} documents "
+        f"({plain[0].protocol}). {who}."
     )
 
 
 def _holding(plain: Sequence[Verdict]) -> list[str]:
     said = []
-    for length in sorted({v.survives for v in plain if v.survives and not v.fails_by}, reverse=True):
-        group = [v for v in plain if v.survives == length and not v.fails_by]
-        gain = [v for v in group if v.gains_to]
-        flat = [v for v in group if not v.gains_to]
-        if gain:
-            to = "; ".join(f"{v.label} to {v.gains_to:,}" for v in gain)
-            said.append(
-                f"**{_names(gain)}** {_verb(gain, 'holds', 'hold')} to {_times(length, gain[0])} (loss within {PERCENT} of "
-                f"that at the training length at every length up to it) and still {_verb(gain, 'gains', 'gain')} from a "
-                f"doubled length ({to}){_caveat(gain[0])}."
-            )
-        if flat:
-            said.append(
-                f"**{_names(flat)}** {_verb(flat, 'holds', 'hold')} to {_times(length, flat[0])} within {PERCENT} without a "
-                "gain from longer input: in effect a windowed model."
-            )
+    held = [v for v in plain if v.survives and not v.fails_by]
+    for length in sorted({v.survives for v in held if v.survives}, reverse=True):
+        for group in _alike([v for v in held if v.survives == length]):
+            gain = [v for v in group if v.gains_to]
+            flat = [v for v in group if not v.gains_to]
+            said += [_gaining(gain, length)] if gain else []
+            said += [_flat(flat, length)] if flat else []
     return said
 
 
-def _caveat(verdict: Verdict) -> str:
-    if verdict.protocol == "exact-context":
-        return ""
+def _alike(group: Sequence[Verdict]) -> list[list[Verdict]]:
+    """Runs of one seed apart from encodings of several: no sentence may mix them."""
+    parts = [[v for v in group if v.about_encoding], [v for v in group if not v.about_encoding]]
+    return [part for part in parts if part]
+
+
+def _gaining(group: Sequence[Verdict], length: int) -> str:
+    to = "; ".join(f"{v.label} to {v.gains_to:,}" for v in group)
+    text = (
+        f"**{_names(group)}** {_verb(group, 'holds', 'hold')} to {_times(length, group[0])}: the loss stays "
+        f"within {PERCENT} of that at the training length. A doubled length still lowers it ({to})"
+    )
+    if group[0].protocol == "exact-context":
+        return f"{text}."
     return (
-        f". exact-context was not run: under {verdict.protocol} longer windows also leave fewer targets with little "
-        "context, so part of a gain may be that alone"
+        f"{text}; exact-context was not run, and under {group[0].protocol} longer windows also leave fewer "
+        "targets with little context, so part of this may be that alone."
+    )
+
+
+def _flat(group: Sequence[Verdict], length: int) -> str:
+    return (
+        f"**{_names(group)}** {_verb(group, 'holds', 'hold')} to {_times(length, group[0])} within {PERCENT}, "
+        f"without a gain from longer input: {'models' if len(group) > 1 else 'a model'} of a window, in effect."
     )
 
 
 def _failing(plain: Sequence[Verdict]) -> list[str]:
     said = []
     for length in sorted({v.fails_by for v in plain if v.fails_by}):
-        group = [v for v in plain if v.fails_by == length]
-        worst = "; ".join(
-            f"{v.label} {_change(v, v.longest)} at {v.longest:,}" for v in group if v.longest in v.change
-        )
-        said.append(
-            f"**{_names(group)}** {_verb(group, 'fails', 'fail')} by {_times(length, group[0])}: the loss is more than "
-            f"{PERCENT} above that at the training length ({worst})."
-        )
+        for group in _alike([v for v in plain if v.fails_by == length]):
+            worst = "; ".join(f"{v.label} {_change(v, v.longest)} at {v.longest:,}" for v in group)
+            said.append(
+                f"**{_names(group)}** {_verb(group, 'fails', 'fail')} by {_times(length, group[0])}: the loss is "
+                f"more than {PERCENT} above that at the training length ({worst})."
+            )
     return said
 
 
@@ -95,200 +107,85 @@ def _unsettled(plain: Sequence[Verdict]) -> list[str]:
     if not group:
         return []
     return [
-        f"**{_names(group)}**: the intervals neither show a rise of {PERCENT} nor rule one out at the first length past "
-        "the training length; more documents or seeds would settle it."
+        f"**{_names(group)}**: not settled. The intervals neither show a rise of {PERCENT} nor rule one out at the "
+        "first length past the training length; more documents or seeds would."
     ]
 
 
 def _unable(plain: Sequence[Verdict]) -> list[str]:
     said = []
+    words = {"unsupported": "cannot run", "oom": "ran out of memory"}
     for verdict in plain:
         for status in dict.fromkeys(status for _, status in verdict.cannot):
-            lengths = ", ".join(f"{n:,}" for n, s in verdict.cannot if s == status)
-            what = {"unsupported": "cannot run", "oom": "ran out of memory"}.get(
-                status, f"has status {status}"
-            )
-            said.append(f"**{verdict.label}** {what} at {lengths}.")
+            lengths = listed(n for n, s in verdict.cannot if s == status)
+            said.append(f"**{verdict.label}** {words.get(status, f'has status {status}')} at {lengths}.")
     return said
 
 
 def _at_training_length(plain: Sequence[Verdict], curves: pd.DataFrame) -> list[str]:
-    """The order at the training length, and where the control stands."""
-    first = plain[0]
+    """The order at the training length."""
     here = curves[
-        (curves["protocol"] == first.protocol)
+        (curves["protocol"] == plain[0].protocol)
         & (curves["rescale"] == "none")
         & (curves["length"] == curves["train_length"])
         & np.isfinite(curves["nll"])
     ]
-    metric, unit = (
-        ("bits_per_byte", "bits per byte")
-        if here["bits_per_byte"].notna().all()
-        else ("nll", "nats per token")
-    )
     if here["label"].nunique() < 2:
         return []
+    in_bytes = bool(here["bits_per_byte"].notna().all())
+    metric, unit = ("bits_per_byte", "bits per byte") if in_bytes else ("nll", "nats per token")
     ranked = here.sort_values(metric)
-    listed = ", ".join(
-        f"{label} {value:.3f}" for label, value in zip(ranked["label"], ranked[metric], strict=True)
-    )
-    who = "in this run" if first.num_seeds == 1 else f"mean of {_range(set(here['num_seeds']))} seeds"
-    return [f"At the training length, lowest first ({unit}, {who}): {listed}."]
+    values = ", ".join(f"{a} {v:.3f}" for a, v in zip(ranked["label"], ranked[metric], strict=True))
+    seeds = {int(n) for n in here["num_seeds"]}
+    who = "in this run" if seeds == {1} else f"means of {_range(seeds)} seeds"
+    return [f"At the training length, lowest first ({unit}, {who}): {values}."]
 
 
 def _rescaled(found: Sequence[Verdict]) -> list[str]:
     """What each rescale does to a label at the longest length, against no rescale."""
     plain = next((v for v in found if v.rescale == "none"), None)
-    others = [v for v in found if v.rescale != "none" and v.longest in v.change]
-    if plain is None or not others or plain.longest not in plain.change:
+    others = [v for v in found if v.rescale != "none" and v.change]
+    if plain is None or not others or not plain.change:
         return []
-    length = min(plain.longest, *(v.longest for v in others))
-    listed = ", ".join(
-        f"{v.rescale} {_change(v, length)}" + (f" (fails by {v.fails_by:,})" if v.fails_by else "")
-        for v in sorted(others, key=lambda v: v.start + v.change[length].estimate)
+    length = min(max(v.change) for v in (plain, *others))
+    others = sorted(
+        (v for v in others if length in v.change), key=lambda v: v.start + v.change[length].estimate
     )
+    texts = [
+        f"{v.rescale} {_change(v, length)}" + (f" (fails by {v.fails_by:,})" if v.fails_by else "")
+        for v in others
+    ]
+    where = "" if plain.about_encoding else " in this run"
     return [
-        f"**{plain.label} rescaled**, change of loss at {length:,} from the training length: unrescaled "
-        f"{_change(plain, length)}; {listed}."
+        f"**{plain.label} rescaled**{where}, change of loss at {length:,} from the training length: unrescaled "
+        f"{_change(plain, length)}; {'; '.join(texts)}."
     ]
 
 
 def yarn_sentence(notes: Sequence[Mapping[str, object]]) -> str | None:
-    """How many frequency pairs YaRN leaves, blends and interpolates at the longest length, and what that means."""
-    counted = [
-        note
-        for note in notes
-        if str(note.get("rescale", "")).startswith("yarn") and note.get("kept") is not None
-    ]
-    if not counted:
+    """How many frequency pairs YaRN leaves, blends and interpolates at the longest length, and what it means."""
+    yarn = [note for note in notes if str(note.get("rescale", "")).startswith("yarn")]
+    yarn = [note for note in yarn if note.get("kept") is not None]
+    if not yarn:
         return None
-    note = max(counted, key=lambda note: float(str(note["length"])))
+    note = max(yarn, key=lambda note: float(str(note["length"])))
     kept, blended, interpolated = (int(str(note[key])) for key in ("kept", "blended", "interpolated"))
     total = kept + blended + interpolated
-    nearly_none = kept <= total // 8
-    start = note.get("train_length") or note.get("original_length")
-    trained = f" at training length {start}" if start else ""
-    meaning = (
-        f"nearly none is left alone{trained}, so this is no small copy of what YaRN does to a large model"
-        if nearly_none
-        else f"a large model's split may differ{trained}"
-    )
+    trained = note.get("train_length") or note.get("original_length")
+    at = f" at training length {int(str(trained)):,}" if trained else ""
+    if kept <= total // 8:
+        meaning = (
+            f"nearly none is left alone{at}, so this is no small copy of what YaRN does to a large model"
+        )
+    else:
+        meaning = f"a model of another training length would split them otherwise{at and ' than' + at[3:]}"
     return (
-        f"YaRN ({note['rescale']}, length {int(str(note['length'])):,}) leaves {kept} of {total} frequency pairs as they "
-        f"are, blends {blended} and interpolates {interpolated}: {meaning}."
+        f"YaRN ({note['rescale']}, length {int(str(note['length'])):,}) leaves {kept} of {total} frequency pairs "
+        f"as they are, blends {blended} and interpolates {interpolated}: {meaning}."
     )
 
 
-# --- warnings ------------------------------------------------------------------------------------------------
-
-
-def warnings(studies: Sequence[Study], rows: pd.DataFrame, curves: pd.DataFrame) -> list[str]:
-    """What a reader should know before trusting a comparison."""
-    said = [
-        *_seeds(curves),
-        *_untrained(rows),
-        *_statuses(rows),
-        *_unlike(rows),
-        *_kernels(rows),
-        *_not_sliding(rows),
-    ]
-    packing = {str(run.recipe.get("data", {}).get("packing")) for study in studies for run in study.runs}
-    if "concatenate" in packing:
-        said.append(
-            "Training documents were concatenated: within a training window, a token can attend to the document before its own."
-        )
-    unfinished = [run for study in studies for run in study.runs if not run.done]
-    if unfinished:
-        listed = ", ".join(
-            f"{run.run_id} (step {run.last_step} of {run.train.get('steps', '?')})" for run in unfinished
-        )
-        said.append(f"Not finished: {listed}.")
-    return said
-
-
-def _seeds(curves: pd.DataFrame) -> list[str]:
-    said = []
-    if len(curves) and curves["num_seeds"].max() <= 1:
-        said.append(
-            "One seed each: differences between encodings may be those of the draw, and no band is shown."
-        )
-    lost = curves[(curves["lost_seeds"] > 0) & (curves["num_seeds"] > 0)]
-    for label, part in lost.groupby("label", observed=True):
-        lengths = ", ".join(f"{int(n):,}" for n in sorted(set(part["length"])))
-        said.append(
-            f"{label}: {int(part['lost_seeds'].max())} seed(s) without a finite loss at {lengths}; means there are over the rest."
-        )
-    return said
-
-
-def _untrained(rows: pd.DataFrame) -> list[str]:
-    used = rows[rows["untrained_rows"] > 0]
-    return [
-        f"{label}: past length {int(part['train_length'].max()):,} it uses rows of its position table that training never "
-        f"touched (up to {int(part['untrained_rows'].max()):,} of them)."
-        for label, part in used.groupby("label", observed=True)
-    ]
-
-
-def _statuses(rows: pd.DataFrame) -> list[str]:
-    lost = rows[rows["status"].isin(LOST)]
-    return [
-        f"{label}: {status} at {', '.join(f'{int(n):,}' for n in sorted(set(part['length'])))} ({protocol}); no number there."
-        for (label, status, protocol), part in lost.groupby(["label", "status", "protocol"], observed=True)
-    ]
-
-
-def _unlike(rows: pd.DataFrame) -> list[str]:
-    """Comparisons that are not like for like: other documents or targets at some length, other corpora."""
-    said = []
-    scored = rows[(rows["num_tokens"] > 0) & (rows["protocol"] != "prefix")]
-    totals = scored.groupby([*SERIES, "seed", "length"], dropna=False, observed=True).agg(
-        targets=("num_tokens", "sum"), documents=("document", "nunique")
-    )
-    spread = (
-        totals.reset_index()
-        .groupby(["label", "rescale", "protocol"], observed=True)[["targets", "documents"]]
-        .nunique()
-    )
-    for label, rescale, protocol in spread[spread.max(axis=1) > 1].index:
-        name = label if rescale == "none" else f"{label} ({rescale})"
-        said.append(
-            f"{name}, {protocol}: not the same targets at every length, so the curve mixes length with text."
-        )
-    for protocol, part in rows.groupby("protocol", observed=True):
-        for column, what in (("corpus_hash", "corpora"), ("tokenizer_hash", "tokenizers")):
-            if part[column].nunique() > 1:
-                said.append(
-                    f"{protocol}: rows come from {part[column].nunique()} different {what}; compare with care."
-                )
-    return said
-
-
-def _kernels(rows: pd.DataFrame) -> list[str]:
-    used = sorted({(str(k), str(d)) for k, d in rows[["kernel", "dtype"]].drop_duplicates().to_numpy() if k})
-    if len(used) < 2:
-        return []
-    return [
-        "Compared rows were computed by different kernels or types: "
-        + ", ".join(f"{k} {d}" for k, d in used)
-        + "."
-    ]
-
-
-def _not_sliding(rows: pd.DataFrame) -> list[str]:
-    """Sliding windows where every document fits one window: nothing slid."""
-    sliding = rows[(rows["protocol"] == "sliding") & (rows["num_tokens"] > 0)]
-    if sliding.empty:
-        return []
-    windows = sliding.groupby(["label", "rescale", "length", "seed", "document"], observed=True)[
-        "num_windows"
-    ].sum()
-    still = windows.groupby("length").max()
-    lengths = ", ".join(f"{int(n):,}" for n in still[still <= 1].index)
-    return [f"sliding at {lengths}: every document fits one window, so nothing slid."] if lengths else []
-
-
-# --- words ---------------------------------------------------------------------------------------------------
+# --- words -----------------------------------------------------------------------------------------------
 
 
 def _names(group: Sequence[Verdict]) -> str:
@@ -299,7 +196,7 @@ def _names(group: Sequence[Verdict]) -> str:
 
 def _verb(group: Sequence[Verdict], one: str, many: str) -> str:
     verb = one if len(group) == 1 else many
-    return verb if group[0].about_encoding else f"in this run {verb}"
+    return verb if group[0].about_encoding else f"{verb}, in this run,"
 
 
 def _times(length: int, verdict: Verdict) -> str:
@@ -315,5 +212,5 @@ def _change(verdict: Verdict, length: int) -> str:
 
 
 def _range(numbers: set[int]) -> str:
-    low, high = int(min(numbers)), int(max(numbers))
+    low, high = min(numbers), max(numbers)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -13,7 +13,8 @@ import pandas as pd
 
 from pe_study import comparisons, palette, tables, verdicts
 from pe_study.captions import listed
-from pe_study.findings import findings, warnings
+from pe_study.cautions import cautions
+from pe_study.findings import findings
 from pe_study.page_sections import Material, Section, sections
 from pe_study.palette import Look
 from pe_study.studies import Study
@@ -40,11 +41,11 @@ class Page:
 
 def compose(studies: Sequence[Study], view: View, command: str) -> Page:
     """Compute the page of one or several studies; `command` is what makes it again."""
-    rows = one_plan(pd.concat([study.rows for study in studies], ignore_index=True))
+    rows = tables.prepare(pd.concat([study.rows for study in studies], ignore_index=True))
     curves = tables.length_curves(rows)
     judged_by = verdicts.protocol_for(rows)
     metrics = _metrics(curves)
-    protocols = [name for name in tables.PROTOCOLS if name in set(curves["protocol"])]
+    protocols = tables.protocols_of(rows)
     material = Material(
         studies=studies,
         view=view,
@@ -63,7 +64,7 @@ def compose(studies: Sequence[Study], view: View, command: str) -> Page:
         title=view.title or " and ".join(study.name for study in studies),
         facts=_facts(studies, rows),
         findings=findings(material.verdicts, curves),
-        warnings=warnings(studies, rows, curves),
+        warnings=cautions(studies, rows, curves),
         sections=sections(material),
         metrics=metrics,
         metric=material.metric,
@@ -73,18 +74,6 @@ def compose(studies: Sequence[Study], view: View, command: str) -> Page:
         provenance=[block for study in studies for block in _provenance(study)],
         looks=material.looks,
     )
-
-
-def one_plan(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of each series from one plan: the one with most lengths, so that no target counts twice."""
-    if rows.empty or rows["plan"].nunique() < 2:
-        return rows
-    spans = (
-        rows.groupby([*tables.SERIES, "plan"], dropna=False, observed=True)["length"].nunique().reset_index()
-    )
-    spans = spans.sort_values(["length", "plan"], ascending=[False, True])
-    chosen = spans.drop_duplicates(tables.SERIES)[[*tables.SERIES, "plan"]]
-    return rows.merge(chosen, on=[*tables.SERIES, "plan"], how="inner")
 
 
 def _looks(studies: Sequence[Study], curves: pd.DataFrame) -> dict[str, Look]:

@@ -16,6 +16,7 @@ from pe_study.verdicts import Verdict, verdict_table
 
 METRIC_NAMES = {"perplexity": "perplexity", "bits_per_byte": "bits per byte", "nll": "loss (nats)"}
 MOST_LENGTHS = 10
+MOST_ROWS = 24  # of a table that is open at first
 DASH = "\u2013"
 
 
@@ -47,6 +48,11 @@ class Table:
     metric: str = ""
     protocol: str = ""
     chosen: bool = True
+
+    @property
+    def folded(self) -> bool:
+        """Whether the page shows it on request only."""
+        return len(self.rows) > MOST_ROWS
 
 
 def main_table(
@@ -125,36 +131,50 @@ def interval_text(estimate: float, low: float, high: float) -> str:
 
 
 def verdicts_table(found: Sequence[Verdict]) -> Table:
-    """How far each series holds."""
+    """How far each series holds, at both margins."""
     data = verdict_table(list(found))
-    frame = pd.DataFrame(
-        {
-            "label": _named(data),
-            "survives 0.5 %": data["survives_0.5%"],
-            "fails by 0.5 %": data["fails_by_0.5%"],
-            "survives 2 %": data["survives_2%"],
-            "fails by 2 %": data["fails_by_2%"],
-            "gains to": data["gains_to"],
-            "change at longest": [
-                f"{interval_text(*row)} at {n:,}"
-                for *row, n in data[["change_at_longest", "change_low", "change_high", "longest"]]
-                .to_numpy()
-                .tolist()
-            ],
-            "cannot": data["cannot"].replace("", DASH),
-        }
-    )
+    longest = data[["change_at_longest", "change_low", "change_high", "longest"]].to_numpy().tolist()
+    rows = []
+    for name, change, (_, row) in zip(_named(data), longest, data.iterrows(), strict=True):
+        at = f"{interval_text(*change[:3])} at {int(change[3]):,}"
+        rows.append(
+            [
+                Cell(name),
+                _two_margins(row["survives_0.5%"], row["survives_2%"]),
+                _two_margins(row["fails_by_0.5%"], row["fails_by_2%"]),
+                _two_margins(row["gains_to"]),
+                Cell(at if change[0] == change[0] else DASH, change[0] if change[0] == change[0] else None),
+                Cell(row["cannot"] or DASH),
+            ]
+        )
     level = "these weights on new documents" if found[0].num_seeds == 1 else "new seeds and new documents"
-    return plain(
-        "verdicts",
-        f"How far each holds ({found[0].protocol})",
-        frame,
-        "Survives: up to this length, every length has an upper simultaneous 95 % bound of the rise of its loss "
+    return Table(
+        name="verdicts",
+        title=f"How far each holds ({found[0].protocol})",
+        columns=[
+            Column("encoding"),
+            Column("survives 0.5 % | 2 %", numeric=True),
+            Column("fails by 0.5 % | 2 %", numeric=True),
+            Column("gains to", numeric=True),
+            Column("change at the longest length, nats"),
+            Column("no number"),
+        ],
+        rows=rows,
+        data=data,
+        note="Survives: up to this length, every length has an upper simultaneous 95 % bound of the rise of its loss "
         "below the margin (0.5 % or 2 % of the loss at the training length). Fails by: the first length with a "
         "lower bound above it. Gains to: the last length L with a lower bound of loss(L/2) - loss(L) above zero. "
-        f"Bounds speak of {level}; changes in nats with their 95 % intervals. A dash: not reached.",
-        data,
+        f"Bounds speak of {level}. A dash: not reached.",
     )
+
+
+def _two_margins(*lengths: Any) -> Cell:
+    """ "96 | 128": a length at each margin, a dash where it is not reached."""
+    known = [length if length == length and length is not None else None for length in lengths]
+    if not any(known):
+        return Cell(DASH, kind="n")
+    text = " | ".join(DASH if length is None else f"{int(length):,}" for length in known)
+    return Cell(text, float(known[0] or 0), "n")
 
 
 def _named(data: pd.DataFrame) -> list[str]:
@@ -172,13 +192,12 @@ def comparisons_table(found: Sequence[Comparison]) -> Table:
     names = zip(data["difference"], data["low"], data["high"], strict=True)
     frame = pd.DataFrame(
         {
-            "pair": [f"{a} - {b}" for a, b in zip(data["label"], data["other"], strict=True)],
+            "pair": [f"{a} \u2212 {b}" for a, b in zip(data["label"], data["other"], strict=True)],
             "length": data["length"],
-            "difference, nats": data["difference"],
-            "95 % interval": [interval_text(*values) for values in names],
+            "difference and 95 % interval, nats": [interval_text(*values) for values in names],
             "p, Holm": data["p_holm"],
             "differs": ["yes" if differs else "not shown" for differs in data["differs"]],
-            "method": data["method"],
+            "interval from": data["method"],
         }
     )
     if data["study"].nunique() > 1:

@@ -44,7 +44,7 @@ def length_figure(curves: pd.DataFrame, metric: str, protocol: str, looks: Looks
 
 def protocols_figure(curves: pd.DataFrame, metric: str, looks: Looks) -> Figure | None:
     """The same models under each protocol, side by side on one scale; None for a single protocol."""
-    order = [name for name in tables.PROTOCOLS if name in set(curves["protocol"])][:3]
+    order = [name for name in tables.protocols_of(curves) if name != "prefix"][:3]
     shown = unrescaled(curves[curves["protocol"].isin(order)])
     parts = {name: shown[shown["protocol"] == name] for name in order}
     parts = {name: part for name, part in parts.items() if drawable(part, metric)}

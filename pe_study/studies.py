@@ -149,13 +149,13 @@ def _read_evaluation(folder: Path) -> Evaluation:
     return Evaluation(
         plan=folder.name,
         folder=folder,
-        rows=_plain(rows),
+        rows=plain(rows),
         summary=_parse(summary, json.loads) if summary.is_file() else {},
         retrieval=read_rows(folder, RETRIEVAL) if (folder / RETRIEVAL).is_file() else None,
     )
 
 
-def _plain(rows: pd.DataFrame) -> pd.DataFrame:
+def plain(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows in numpy types, which group fast: text as categories, unknown numbers as nan, a label always."""
     numbers = [name for name in rows.columns if name not in _TEXT]
     rows = rows.assign(**{name: rows[name].astype("float64") for name in numbers})

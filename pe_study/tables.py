@@ -17,6 +17,7 @@ import pandas as pd
 from scipy import special
 
 from pe_study import stats
+from pe_study.palette import order
 from pe_study.studies import Study
 
 SERIES = [
@@ -25,7 +26,6 @@ SERIES = [
     "label",
     "rescale",
     "protocol",
-    "stride",
     "train_length",
     "corpus",
     "corpus_hash",
@@ -42,8 +42,34 @@ METRICS = {
 TRUNCATION = "truncation"  # a "rescale" of rows: the same targets, context cut to the training length
 # The order in which protocols are shown.
 PROTOCOLS = ("nonoverlapping", "sliding", "exact-context", "fixed-target", "prefix")
+LATE = "nonoverlapping-late"  # nonoverlapping over the index range of exact-context, for decompositions
 LOST = ("unsupported", "oom", "error")  # statuses that leave a cell without a number
 MAX_EXPONENT = 709.78  # exp overflows float64 above it
+
+
+def prepare(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows in which every series comes from one plan, the one with most lengths, so that no target counts twice.
+
+    Two strides at one length are two protocols: "sliding/128", "sliding/256".
+    """
+    sliding = rows[rows["protocol"] == "sliding"]
+    if sliding.groupby(["study", "label", "length"], observed=True)["stride"].nunique().max() > 1:
+        named = "sliding/" + sliding["stride"].map("{:.0f}".format)
+        rows = rows.assign(
+            protocol=rows["protocol"].astype(object).where(rows["protocol"] != "sliding", named)
+        )
+    if rows.empty or rows["plan"].nunique() < 2:
+        return rows
+    spans = rows.groupby([*SERIES, "plan"], dropna=False, observed=True)["length"].nunique().reset_index()
+    spans = spans.sort_values(["length", "plan"], ascending=[False, True])
+    return rows.merge(spans.drop_duplicates(SERIES)[[*SERIES, "plan"]], on=[*SERIES, "plan"], how="inner")
+
+
+def protocols_of(rows: pd.DataFrame) -> list[str]:
+    """The protocols of rows in the order in which they are shown; helper protocols of decompositions left out."""
+    found = {str(name) for name in rows["protocol"]} - {LATE}
+    rank = {name: place for place, name in enumerate(PROTOCOLS)}
+    return sorted(found, key=lambda name: (rank.get(name.partition("/")[0], len(rank)), name))
 
 
 def cells(rows: pd.DataFrame) -> pd.DataFrame:
@@ -68,6 +94,7 @@ def cells(rows: pd.DataFrame) -> pd.DataFrame:
         num_documents=("counted", "nunique"),
         untrained_rows=("untrained_rows", "max"),
         factor=("factor", "max"),
+        stride=("stride", "max"),
         status=("lost", "first"),
     )
     table["status"] = table["status"].fillna("ok")
@@ -98,7 +125,7 @@ def over_seeds(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
         frame = frame.assign(
             **{metric: mean, f"{metric}_low": mean - margin, f"{metric}_high": mean + margin}
         )
-    for column in ("num_documents", "num_tokens", "untrained_rows", "factor"):
+    for column in ("num_documents", "num_tokens", "untrained_rows", "factor", "stride"):
         if column in table:
             frame[column] = groups[column].max()
     frame["lost_seeds"] = frame.pop("size") - frame["num_seeds"]
@@ -127,7 +154,11 @@ def perplexity(nll: pd.Series) -> pd.Series:
 
 def length_curves(rows: pd.DataFrame) -> pd.DataFrame:
     """Every series at every length: the table behind each length figure."""
-    return over_seeds(cells(rows), [*SERIES, "length"]).sort_values([*SERIES, "length"], ignore_index=True)
+    curves = over_seeds(cells(rows), [*SERIES, "length"])
+    place = curves.assign(order=[order(str(encoding)) for encoding in curves["encoding"]])
+    kind = place["rescale"].astype(str).where(place["rescale"] != "none", "")
+    by = ["study", "order", "label", "kind", "protocol", "length"]
+    return curves.loc[place.assign(kind=kind).sort_values(by, kind="stable").index].reset_index(drop=True)
 
 
 def position_curves(rows: pd.DataFrame) -> pd.DataFrame:
@@ -141,6 +172,7 @@ def position_curves(rows: pd.DataFrame) -> pd.DataFrame:
         num_bytes=("num_bytes", "sum"),
         bytes_known=("bytes_known", "all"),
         num_documents=("document", "nunique"),
+        stride=("stride", "max"),
     )
     table = table.reset_index().assign(status="ok")
     keys.remove("seed")
@@ -154,7 +186,8 @@ def main_table(curves: pd.DataFrame, metric: str, lengths: Sequence[int]) -> pd.
     value = shown[metric].astype(object).where(shown[metric].notna(), text)
     value = value.where(~(shown["overflow"] & (metric == "perplexity")), "overflow")
     keyed = shown.assign(value=value).set_index(["study", "label", "rescale", "length"])["value"]
-    return keyed.unstack("length")
+    table = keyed.unstack("length")
+    return table.loc[list(dict.fromkeys(keyed.index.droplevel("length")))]
 
 
 def training(studies: Sequence[Study]) -> pd.DataFrame:

@@ -22,7 +22,7 @@ import pandas as pd
 
 from pe_study import stats
 from pe_study.stats import Array, Interval, Variance
-from pe_study.tables import LOST, SERIES, TRUNCATION
+from pe_study.tables import LOST, SERIES, TRUNCATION, protocols_of
 
 DELTA, WIDE_DELTA = 0.005, 0.02
 PREFERRED = ("exact-context", "fixed-target", "nonoverlapping", "sliding")  # protocols with the same targets
@@ -73,8 +73,8 @@ class Verdict:
 
 def protocol_for(rows: pd.DataFrame) -> str | None:
     """The protocol to judge by: `exact-context` where it was run, else the next with the same targets."""
-    ran = set(rows["protocol"])
-    return next((name for name in PREFERRED if name in ran), None)
+    ran = protocols_of(rows)
+    return next((name for wanted in PREFERRED for name in ran if name.partition("/")[0] == wanted), None)
 
 
 def verdicts(rows: pd.DataFrame, protocol: str) -> list[Verdict]:

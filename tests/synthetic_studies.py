@@ -14,6 +14,9 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from pe_study import rows as rows_module
+from pe_study import studies
+
 LENGTHS = (64, 80, 96, 128, 192, 256, 384, 512, 1024)
 ENCODINGS = ("nope", "sinusoidal", "learned", "shaw", "t5", "rope", "alibi")
 # Nats a byte at the training length, and what each doubling of the distance past it adds.
@@ -207,3 +210,8 @@ def _write_run(folder: Path, label: str, seed: int, train_length: int, steps: in
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
     (folder / "DONE").write_text("", encoding="utf-8")
+
+
+def plain_rows(**options: object) -> pd.DataFrame:
+    """`rows` as a report reads them from a file, of a plan called "length"."""
+    return studies.plain(rows_module.make_rows(rows(**options))).assign(plan="length")  # type: ignore[arg-type]

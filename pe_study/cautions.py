@@ -1,0 +1,177 @@
+"""What a reader should know before relying on a comparison: computed from rows and runs, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from pe_study.captions import listed
+from pe_study.studies import Study
+from pe_study.tables import LOST, SERIES, TRUNCATION
+
+
+def cautions(studies: Sequence[Study], rows: pd.DataFrame, curves: pd.DataFrame) -> list[str]:
+    """Every caution that applies, the ones that change a reading first."""
+    return [
+        *_seeds(curves),
+        *_not_finite(curves),
+        *_lost(rows),
+        *_untrained(rows),
+        *_targets(rows),
+        *_corpora(rows),
+        *_kernels(rows),
+        *_nothing_slid(rows),
+        *_packing(studies),
+        *_missing(rows),
+        *_unfinished(studies),
+    ]
+
+
+def _seeds(curves: pd.DataFrame) -> list[str]:
+    if curves.empty or curves["num_seeds"].max() > 1:
+        return []
+    return [
+        "One seed each: differences between encodings may be those of the draw, and no figure shows a band."
+    ]
+
+
+def _not_finite(curves: pd.DataFrame) -> list[str]:
+    """Seeds that gave no finite loss are left out of means, which is said."""
+    lost = curves[
+        (curves["lost_seeds"] > 0) & ((curves["num_seeds"] > 0) | (curves["status"] == "not finite"))
+    ]
+    return [
+        f"{label}: {int(part['lost_seeds'].max())} of its seeds without a finite loss at {listed(part['length'])}; "
+        "means there are over the others."
+        for label, part in lost.groupby("label", observed=True)
+    ]
+
+
+def _lost(rows: pd.DataFrame) -> list[str]:
+    lost = rows[rows["status"].isin(LOST)].assign(rescale=lambda frame: frame["rescale"].astype(str))
+    said: dict[str, list[str]] = {}
+    for (label, rescale, status), part in lost.groupby(["label", "rescale", "status"], observed=True):
+        name = str(label) if rescale == "none" else f"{label} ({rescale})"
+        said.setdefault(f"{status} at {listed(part['length'])}; no number there.", []).append(name)
+    return [f"{', '.join(names)}: {what}" for what, names in said.items()]
+
+
+def _untrained(rows: pd.DataFrame) -> list[str]:
+    used = rows[rows["untrained_rows"] > 0]
+    return [
+        f"{label}: past length {listed(part['train_length'])} it uses rows of its position table that training "
+        f"never touched (up to {int(part['untrained_rows'].max()):,} of them)."
+        for label, part in used.groupby("label", observed=True)
+    ]
+
+
+def _targets(rows: pd.DataFrame) -> list[str]:
+    """Curves whose lengths do not score the same targets of the same documents (`prefix` never does)."""
+    keys = [*SERIES, "seed", "length"]
+    scored = rows[(rows["num_tokens"] > 0) & (rows["rescale"] != TRUNCATION)]
+    targets = (
+        scored.groupby([*keys, "document"], dropna=False, observed=True)["num_tokens"].sum().reset_index()
+    )
+    targets["mark"] = pd.util.hash_pandas_object(targets[["document", "num_tokens"]], index=False) % 2**32
+    cells = targets.groupby(keys, dropna=False, observed=True)["mark"].sum()
+    differ = cells.groupby(["study", "protocol", "label"], observed=True).nunique() > 1
+    said = []
+    for protocol, part in differ[differ].reset_index().groupby("protocol", observed=True):
+        if protocol == "prefix":
+            said.append(
+                "prefix: each length scores its own first tokens, so its curves mix length with text."
+            )
+        else:
+            said.append(
+                f"{_names(part['label'])}, {protocol}: not the same targets everywhere (other documents or other "
+                "tokens at some length, seed or rescale), so differences mix length with text."
+            )
+    return said
+
+
+def _corpora(rows: pd.DataFrame) -> list[str]:
+    said = []
+    for protocol, part in rows.groupby("protocol", observed=True):
+        for column, what, but in (
+            ("corpus_hash", "corpora", "they are not like for like"),
+            ("tokenizer_hash", "tokenizers", "compare them in bits per byte only"),
+            ("unit", "units of text", "they are not like for like"),
+        ):
+            if part[column].nunique() > 1:
+                said.append(f"{protocol}: rows are over {part[column].nunique()} different {what}; {but}.")
+    return said
+
+
+def _kernels(rows: pd.DataFrame) -> list[str]:
+    pairs = rows.loc[rows["kernel"] != "", ["kernel", "dtype"]].drop_duplicates().astype(str)
+    used = sorted(" ".join(pair).strip() for pair in pairs.to_numpy())
+    if len(used) < 2:
+        return []
+    return [f"Compared rows were computed by different kernels or number types: {', '.join(used)}."]
+
+
+def _nothing_slid(rows: pd.DataFrame) -> list[str]:
+    """Sliding windows where every document fits one window."""
+    sliding = rows[rows["protocol"].astype(str).str.startswith("sliding") & (rows["num_tokens"] > 0)]
+    if sliding.empty:
+        return []
+    keys = ["study", "label", "rescale", "length", "seed", "document"]
+    most = sliding.groupby(keys, observed=True)["num_windows"].sum().groupby("length").max()
+    still = most.index[most <= 1]
+    return (
+        [f"sliding at {listed(still)}: every document fits one window, so nothing slid."]
+        if len(still)
+        else []
+    )
+
+
+def _packing(studies: Sequence[Study]) -> list[str]:
+    packings = {str((run.recipe.get("data") or {}).get("packing")) for study in studies for run in study.runs}
+    if "concatenate" not in packings:
+        return []
+    return [
+        "Trained on concatenated documents: within a training window a token can attend to the document before its own."
+    ]
+
+
+def _missing(rows: pd.DataFrame) -> list[str]:
+    """Cells that some labels or seeds have and others lack, per study and protocol."""
+    said = []
+    for (study, protocol), part in rows.groupby(["study", "protocol"], observed=True):
+        plain = part[part["rescale"] == "none"]
+        grid = plain.groupby(["label", "seed", "length"], observed=True).size().unstack("length")
+        absent = grid.isna()
+        for label, lacking in absent.groupby("label", observed=True):
+            lengths = lacking.columns[lacking.any()]
+            if len(lengths):
+                said.append(
+                    f"{label} ({study}, {protocol}): not evaluated at {listed(lengths)} for every seed."
+                )
+        seeds = plain.groupby("label", observed=True)["seed"].nunique()
+        fewer = seeds[seeds < seeds.max()]
+        if len(fewer):
+            said.append(
+                f"{_names(fewer.index)} ({study}, {protocol}): fewer seeds than the {seeds.max()} of others."
+            )
+    return said
+
+
+def _unfinished(studies: Sequence[Study]) -> list[str]:
+    running = [
+        f"{run.run_id} (step {run.last_step:,} of {run.train.get('steps', '?')})"
+        for study in studies
+        for run in study.runs
+        if not run.done
+    ]
+    said = [f"Training not finished: {', '.join(running)}."] if running else []
+    for study in studies:
+        rows = study.rows
+        evaluated = set(zip(rows["label"].astype(str), rows["seed"], strict=True))
+        absent = [run.run_id for run in study.runs if run.done and (run.label, run.seed) not in evaluated]
+        said += [f"Trained but not evaluated: {', '.join(absent)}."] if absent else []
+    return said
+
+
+def _names(labels: Iterable[object]) -> str:
+    return ", ".join(dict.fromkeys(str(label) for label in labels))
