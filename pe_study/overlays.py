@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pe_study import yaml_strict
+from pe_study import shipped, yaml_strict
 from pe_study.errors import PEStudyError, did_you_mean
 from pe_study.yaml_strict import Document, KeyPath, Place, describe, dotted
 
@@ -41,8 +41,8 @@ def read(
 
 
 def find(name: str, path: Path) -> Path:
-    """The file that `path` names: beside it, in the folder above, or in the working folder."""
-    candidates = [path.parent / name, path.parent.parent / name, Path(name)]
+    """The file that `path` names: beside it, in the folder above, in the working folder, or shipped."""
+    candidates = [path.parent / name, path.parent.parent / name, shipped.find(name)]
     return next((candidate for candidate in candidates if candidate.is_file()), candidates[0])
 
 

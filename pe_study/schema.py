@@ -24,6 +24,7 @@ from pe_study.errors import PEStudyError, did_you_mean
 from pe_study.yaml_strict import Document, KeyPath, describe, dotted
 
 THOUSAND = 1024  # the k of 2k
+LARGEST = 2**31 - 1  # of a size or count: the product of two still fits 64 bits
 
 _LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kKx])")
 _FILE_NAME = re.compile(r"\w[\w.+@-]*")
@@ -238,8 +239,10 @@ def _whole(value: Any, least: int, tokens: bool) -> int:
         raise ValueError
     else:
         size = Fraction(value)
-    if size.denominator != 1 or not least <= size < 2**63:
+    if size.denominator != 1 or size < least:
         raise ValueError
+    if size > LARGEST:
+        raise ValueError(f"at most {LARGEST}")
     return int(size)
 
 

@@ -109,3 +109,10 @@ def test_the_reference_lists_every_key() -> None:
         "encodings",
     ):
         assert f"| `{key}" in table
+
+
+def test_what_ships_is_found_from_any_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("include: recipes/base.yaml\nname: mine\neval: evals/rescale.yaml\n")
+    loaded = recipe.load("mine.yaml")
+    assert (loaded.name, loaded.eval.name, loaded.train.length) == ("mine", "rescale", 64)
