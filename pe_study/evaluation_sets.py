@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from pe_study.corpora import Corpus
 from pe_study.errors import DataError
 from pe_study.tokenization import Document
 from pe_study.tokenized import TokenizedSplit
@@ -66,9 +67,10 @@ def evaluation_documents(
     )
 
 
-def overlapping(train: TokenizedSplit, evaluated: TokenizedSplit) -> list[str]:
+def overlapping(training: Corpus, evaluated: TokenizedSplit) -> list[str]:
     """Names of evaluated documents whose text is also a training document."""
-    return [evaluated.names[index] for index in np.flatnonzero(np.isin(evaluated.hashes, train.hashes))]
+    hashes = training.document_hashes[~training.is_validation]
+    return [evaluated.names[index] for index in np.flatnonzero(np.isin(evaluated.hashes, hashes))]
 
 
 def _rank(source: TokenizedSplit | Sequence[Document], index: int) -> tuple[int, str]:

@@ -119,7 +119,7 @@ class Tokenizer:
 
     @cached_property
     def _backend(self) -> Any:
-        """A copy of the fast tokenizer that neither pads nor cuts nor finds specials in text; None if slow."""
+        """A copy of the fast tokenizer that does not pad, cut or find specials; None if slow."""
         from tokenizers import Tokenizer as Backend
 
         if not self.hf.is_fast:
