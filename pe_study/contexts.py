@@ -22,9 +22,9 @@ class ContextSizes:
     """
 
     length: int
-    p10: float
-    p50: float
-    p90: float
+    p10: int
+    p50: int
+    p90: int
 
     @property
     def is_short(self) -> bool:
@@ -39,7 +39,7 @@ def context_sizes(chunks: Chunks) -> ContextSizes:
     document_starts_BT = chunks.split.offsets[chunks.documents_at(targets_BT)]
     sizes_BT = targets_BT - np.maximum(document_starts_BT, starts_B1)
     scored = sizes_BT > 0 if chunks.packing == "isolate" else np.ones_like(sizes_BT, dtype=bool)
-    p10, p50, p90 = np.percentile(sizes_BT[scored], [10, 50, 90]).tolist()
+    p10, p50, p90 = np.percentile(sizes_BT[scored], [10, 50, 90], method="inverted_cdf").tolist()
     return ContextSizes(chunks.length, p10, p50, p90)
 
 
