@@ -8,173 +8,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from pe_study import attention, encodings
-from pe_study.attention import Mask, Scoring
-from pe_study.chunked_attention import Segments
+from pe_study import attention
+from pe_study.configuration import PEStudyConfig
 from pe_study.encodings.base import At, Encoding, Rotary
 from pe_study.errors import LengthError
-from pe_study.pointwise import rms_norm
+from pe_study.kernels.scoring import Mask
+from pe_study.layers import Layer, RMSNorm
+from pe_study.placing import place
+
+__all__ = ["CACHE_FIELD", "PEStudyConfig", "PEStudyForCausalLM", "next_token_loss"]
 
 CACHE_FIELD = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
-
-
-@strict
-class PEStudyConfig(PreTrainedConfig):
-    """Sizes as in a recipe's `model` section, the encoding and its options, and how the model was loaded.
-
-    `train_length` is the length training saw; `length` the declared length (None: none declared); `rescale`
-    and `kernel` as in a plan; `seed` draws the initial weights.
-    """
-
-    model_type = "pe_study"
-    keys_to_ignore_at_inference: ClassVar = ["cache", "past_key_values"]
-    attribute_map: ClassVar = {
-        "hidden_size": "d_model",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "num_key_value_heads": "num_kv_heads",
-        "intermediate_size": "d_ff",
-    }
-
-    vocab_size: int = 257
-    num_layers: int = 4
-    d_model: int = 128
-    num_heads: int = 4
-    num_kv_heads: int = 4
-    d_ff: int = 384
-    max_positions: int = 1024
-    initializer_range: float = 0.02
-    rms_norm_eps: float = 1e-6
-    qk_norm: bool = False
-    dropout: float = 0.0
-    encoding: dict | None = None
-    train_length: int = 64
-    length: int | None = None
-    rescale: str = "none"
-    kernel: str = "auto"
-    seed: int = 0
-    use_cache: bool = True
-    tie_word_embeddings: bool = True
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-
-    @property
-    def head_dim(self) -> int:
-        return self.d_model // self.num_heads
-
-    @property
-    def encoding_name(self) -> str:
-        return (self.encoding or {"name": "nope"})["name"]
-
-    def build_encoding(self) -> Encoding:
-        options = dict(self.encoding or {"name": "nope"})
-        return encodings.build(
-            options.pop("name"),
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
-            max_positions=self.max_positions,
-            train_length=self.train_length,
-            initializer_range=self.initializer_range,
-            length=self.length,
-            rescale=self.rescale,
-            **options,
-        )
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
-
-
-class Attention(nn.Module):
-    """One layer's attention; queries, keys and values come out of one matrix, in that order."""
-
-    def __init__(self, config: PEStudyConfig, layer: int) -> None:
-        super().__init__()
-        self.layer, self.config = layer, config
-        self.num_heads, self.num_kv_heads, self.head_dim = (
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-        )
-        width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        self.qkv = nn.Linear(config.d_model, width, bias=False)
-        self.out = nn.Linear(config.num_heads * config.head_dim, config.d_model, bias=False)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-
-    def forward(self, x_BTD: Tensor, encoding: Encoding, at: At, mask: Mask, cache: Cache | None) -> Tensor:
-        at = replace(at, layer=self.layer)
-        batch, length, _ = x_BTD.shape
-        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        qkv = self.qkv(x_BTD).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        q_BHTK, k_BGTK, v_BGTK = qkv.split(heads, dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_BHTK, k_BGTK = self.q_norm(q_BHTK), self.k_norm(k_BGTK)
-        unrotated_BHTK = q_BHTK
-        q_BHTK, k_BGTK = encoding.rotate(q_BHTK, k_BGTK, at)
-        k_BGSK, v_BGSK = k_BGTK, v_BGTK
-        if cache is not None:
-            k_BGSK, v_BGSK = cache.update(k_BGTK, v_BGTK, self.layer)
-            num_keys = at.k_positions_BS.shape[1]  # a preallocated cache returns its empty end too
-            k_BGSK, v_BGSK = k_BGSK[:, :, :num_keys], v_BGSK[:, :, :num_keys]
-        kernel = attention.resolve(self.config.kernel, x_BTD.device, q_BHTK.dtype, encoding, mask.kind)
-        scoring = Scoring(encoding, at, unrotated_BHTK, self.head_dim**-0.5, mask)
-        out_BHTK, _ = attention.attend(q_BHTK, k_BGSK, v_BGSK, scoring, kernel)
-        return self.out(out_BHTK.transpose(1, 2).reshape(batch, length, -1))
-
-
-class MLP(nn.Module):
-    """SwiGLU (Shazeer 2020, arXiv:2002.05202); gate and up projections are one matrix, in that order."""
-
-    def __init__(self, config: PEStudyConfig) -> None:
-        super().__init__()
-        self.gate_up = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)
-        self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
-
-
-class Layer(nn.Module):
-    """Pre-norm attention and feed-forward, each with residual dropout; holds its encoding if one a layer."""
-
-    def __init__(self, config: PEStudyConfig, layer: int, encoding: Encoding | None) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(config.d_model, config.rms_norm_eps)
-        self.attention = Attention(config, layer)
-        self.mlp_norm = RMSNorm(config.d_model, config.rms_norm_eps)
-        self.mlp = MLP(config)
-        self.encoding = encoding
-        self.dropout = config.dropout
-
-    def forward(self, x_BTD: Tensor, encoding: Encoding, at: At, mask: Mask, cache: Cache | None) -> Tensor:
-        x_BTD = x_BTD + self._drop(self.attention(self.attention_norm(x_BTD), encoding, at, mask, cache))
-        return x_BTD + self._drop(self.mlp(self.mlp_norm(x_BTD)))
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, training=self.training) if self.dropout else x
 
 
 class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
@@ -331,7 +186,11 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
         if cache is None and keep_cache and not self.training:
             cache = DynamicCache(config=self.config)
         past = 0 if cache is None else cache.get_seq_length()
-        at, mask = self._place(x_BTD, past, attention_mask, position_ids, segment_ids)
+        self._check_length(past + x_BTD.shape[1])
+        if position_ids is not None and self.max_length is not None:
+            self._check_positions(int(position_ids.max()) + 1)
+        declared = self.config.length or self.config.train_length
+        at, mask = place(x_BTD, past, declared, attention_mask, position_ids, segment_ids)
         hidden_BTD = self._run_layers(x_BTD, at, mask, cache)
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(self.norm(hidden_BTD[:, rows]))
@@ -351,45 +210,6 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
             else:
                 x_BTD = layer(x_BTD, encoding, at, mask, cache)
         return x_BTD
-
-    def _place(
-        self,
-        x_BTD: Tensor,
-        past: int,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        segment_ids: Tensor | None,
-    ) -> tuple[At, Mask]:
-        """Positions and mask of T new tokens behind `past` cached ones."""
-        length = x_BTD.shape[1]
-        self._check_length(past + length)
-        if segment_ids is not None and past:
-            raise ValueError("segment_ids (packed documents) cannot be continued through a cache")
-        if attention_mask is not None and attention_mask.shape[-1] != past + length:
-            raise ValueError(
-                f"attention_mask covers {attention_mask.shape[-1]} tokens, "
-                f"cache and input hold {past + length}"
-            )
-        segments = None if segment_ids is None else Segments(segment_ids, segment_ids)
-        k_positions_BS = torch.arange(past + length, device=x_BTD.device)[None]
-        padded = attention_mask is not None and not bool(attention_mask.all())
-        if attention_mask is not None and padded:
-            k_positions_BS = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-            own = torch.zeros_like(k_positions_BS[:, past:]) if segment_ids is None else segment_ids
-            shown = torch.zeros_like(k_positions_BS) if segment_ids is None else segment_ids
-            segments = Segments(own, torch.where(attention_mask.bool(), shown, -1))
-        moved = position_ids is not None and not _same(position_ids, k_positions_BS[:, past:])
-        if position_ids is not None and moved:
-            if past:
-                raise ValueError(
-                    "position_ids behind a cache must be those that follow from the attention mask"
-                )
-            self._check_positions(int(position_ids.max()) + 1)
-            k_positions_BS = position_ids
-        consecutive = not (padded or moved) or _consecutive(k_positions_BS, segments)
-        declared = self.config.length or self.config.train_length
-        at = At(0, k_positions_BS[:, past:], k_positions_BS, declared, consecutive)
-        return at, Mask(past, segments)
 
     def declare(self, length: int | None) -> None:
         """Makes `length` the declared length (None: none declared); every constant is rebuilt for it."""
@@ -432,21 +252,6 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
             )
 
 
-def _consecutive(positions_BS: Tensor, segments: Segments | None) -> bool:
-    """Whether distances follow from indices: among tokens of one segment, position - index is one number."""
-    shift_BS = positions_BS - torch.arange(positions_BS.shape[1], device=positions_BS.device)
-    if segments is None:
-        return bool((shift_BS == shift_BS[:, :1]).all())
-    order_BS = segments.k_BS.argsort(dim=-1, stable=True)
-    sorted_BS, shift_BS = segments.k_BS.gather(1, order_BS), shift_BS.expand_as(order_BS).gather(1, order_BS)
-    together = (sorted_BS[:, 1:] == sorted_BS[:, :-1]) & (sorted_BS[:, 1:] >= 0)  # -1 is padding
-    return bool(((shift_BS[:, 1:] == shift_BS[:, :-1]) | ~together).all())
-
-
-def _same(given_BT: Tensor, derived_BT: Tensor) -> bool:
-    return given_BT.shape[-1] == derived_BT.shape[-1] and bool((given_BT == derived_BT).all())
-
-
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor, num_items: Tensor | int | None) -> Tensor:
     """Cross entropy in float32, summed over targets that are not -100, over `num_items` (None: as many)."""
     logits = logits_BTV.flatten(0, 1).float()
@@ -457,5 +262,4 @@ def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor, num_items: Tensor | 
     return loss if num_items is None else loss / num_items
 
 
-AutoConfig.register("pe_study", PEStudyConfig, exist_ok=True)
 AutoModelForCausalLM.register(PEStudyConfig, PEStudyForCausalLM, exist_ok=True)
