@@ -5,6 +5,9 @@ A rescale is written into the config before the model is built, so that no table
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -83,7 +86,7 @@ class Checkpoint:
         from transformers import AutoConfig
 
         self.source, self.name, self.dtype, self.options = source, name, dtype, options
-        with loading(source), hub.no_retries():
+        with loading(source):
             self.config = AutoConfig.from_pretrained(name, **options)
 
     @property
@@ -105,6 +108,14 @@ class Checkpoint:
             return None
         return hf_rope.Rotary(encoding.rotary_dim, encoding.base, self.config.train_length)
 
+    def depends_on_length(self, rescale: str) -> bool:
+        """Whether another declared length makes another model."""
+        if not self.is_ours:
+            return rope_scaling.depends_on_length(rescale) or hf_rope.follows_running_length(self.config)
+        config = copy.deepcopy(self.config)
+        config.rescale = rescale
+        return config.build_encoding().depends_on_length
+
     def load(
         self, rescale: str = "none", length: int | None = None, kernel: str = "auto", device_map: Any = None
     ) -> Any:
@@ -119,12 +130,10 @@ class Checkpoint:
             options |= {"length": length, "rescale": rescale, "kernel": kernel}
         else:
             options |= self._hf_options(rescale, length, kernel)
-        with loading(self.source), hub.no_retries():
+        with loading(self.source):
             return AutoModelForCausalLM.from_pretrained(self.name, **options).eval()
 
     def _hf_options(self, rescale: str, length: int | None, kernel: str) -> dict[str, Any]:
-        import copy
-
         if kernel not in HF_KERNELS:
             raise UsageError(f'unknown kernel "{kernel}"; {did_you_mean(kernel, HF_KERNELS)}')
         config = copy.deepcopy(self.config)
@@ -142,24 +151,23 @@ class Checkpoint:
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
-        with loading(self.source), hub.no_retries():
+        with loading(self.source):
             return AutoTokenizer.from_pretrained(self.name, **self.options)
 
 
-class loading:  # noqa: N801  (used as a statement)
-    """Turns whatever the libraries raise while they read a checkpoint into one line."""
+@contextmanager
+def loading(source: str) -> Iterator[None]:
+    """Turns whatever the libraries raise while they read a checkpoint into one line; no progress bars."""
+    from pe_study.engine import no_progress_bars
 
-    def __init__(self, source: str):
-        self.source = source
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, PEStudyError) or not isinstance(error, Exception):
-            return
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise CheckpointError(f"{self.source}: {reason}") from error
+    with hub.no_retries(), no_progress_bars():
+        try:
+            yield
+        except PEStudyError:
+            raise
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            raise CheckpointError(f"{source}: {reason}") from error
 
 
 def lift_limits(config: Any, length: int) -> None:
@@ -183,6 +191,12 @@ def max_length(model: Any) -> int | None:
         if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in POSITION_TABLES
     ]
     return min(limits, default=None)
+
+
+def follows_running_length(model: Any) -> bool:
+    """Whether a model's frequencies change with the tokens it has seen, so that no cache is exact."""
+    config = getattr(model, "config", None)
+    return config is not None and hf_rope.follows_running_length(config)
 
 
 def vocabulary_size(model: Any) -> int | None:

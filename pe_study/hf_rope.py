@@ -48,6 +48,17 @@ def original_length(config: Any) -> int | None:
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
+def follows_running_length(config: Any) -> bool:
+    """Whether transformers would change the frequencies while a context grows."""
+    for _, parameters in _parameters(config.get_text_config()):
+        kind = parameters.get("rope_type", "default")
+        if kind == "dynamic" or (
+            kind == "longrope" and parameters["short_factor"] != parameters["long_factor"]
+        ):
+            return True
+    return False
+
+
 def apply(config: Any, spec: str | Rescale, length: int) -> None:
     """Set the rope parameters of `config` for a declared length, in place.
 

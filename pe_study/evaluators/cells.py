@@ -2,36 +2,70 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from pe_study.files import read_json, write_json
 from pe_study.rows import read_rows, write_rows
 
 FOLDER = "cells"
 FINISHED = {"ok", "skipped"}
+LOCK = ".lock"
 
 
 class CellStore:
-    """Cells under `folder/cells`, one Parquet file each, named by a hash of what decides their numbers."""
+    """Cells under `folder/cells`: a Parquet file of rows each, and beside it what decides their numbers.
+
+    The second is written last, so a cell that has both is whole.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder / FOLDER
 
     def read(self, key: Mapping[str, Any]) -> pd.DataFrame | None:
         """The rows of a finished cell, None where there are none yet."""
-        name = self._name(key)
-        return read_rows(self.folder, name) if (self.folder / name).is_file() else None
+        if not (self.folder / f"{name(key)}.json").is_file():
+            return None
+        return read_rows(self.folder, f"{name(key)}.parquet")
 
     def write(self, key: Mapping[str, Any], frame: pd.DataFrame) -> None:
         """Keeps the rows of a cell if it finished: what failed is tried again next time."""
         if set(frame["status"]) <= FINISHED:
-            write_rows(frame, self.folder, self._name(key))
+            write_rows(frame, self.folder, f"{name(key)}.parquet")
+            write_json(self.folder / f"{name(key)}.json", dict(key))
 
-    def _name(self, key: Mapping[str, Any]) -> str:
-        text = json.dumps(key, sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:24] + ".parquet"
+    def others(
+        self, measured: Collection[str], fingerprints: Collection[str], texts: Collection[str]
+    ) -> list[pd.DataFrame]:
+        """Cells that were measured before on the same text, of models that are still there.
+
+        measured: names of the cells that this evaluation holds itself.
+        """
+        found = []
+        for path in sorted(self.folder.glob("*.json")):
+            key = read_json(path)
+            fits = key["fingerprint"] in fingerprints and key["text"] in texts
+            if fits and path.stem not in measured:
+                found.append(read_rows(self.folder, f"{path.stem}.parquet"))
+        return found
+
+    @contextlib.contextmanager
+    def assembling(self) -> Iterator[None]:
+        """One process at a time puts a folder's results together; another waits for it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / LOCK, "a", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def name(key: Mapping[str, Any]) -> str:
+    """The file name of a cell, without its suffix."""
+    text = json.dumps(key, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -6,13 +6,14 @@ The five protocols are planned in `windows`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from transformers import PreTrainedModel
 
-from pe_study.checkpoints import max_length, vocabulary_size
+from pe_study.checkpoints import follows_running_length, max_length, vocabulary_size
 from pe_study.errors import CheckpointError, LengthError, PEStudyError, UsageError
 from pe_study.evaluators import windows
 from pe_study.evaluators.jobs import Job, Sums, read_documents
@@ -22,6 +23,7 @@ from pe_study.rows import make_rows
 logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = 16384
+Measured = tuple[list[dict[str, Any]], str | None]
 AGGREGATIONS = ("token", "yarn")
 
 
@@ -68,16 +70,15 @@ def evaluate_perplexity(
     for length in lengths:
         windows.check_length(chosen, length)
     sequences = read_documents(documents, bos_token_id)
-    make = (lambda length: model) if load is None else load
-    rows: list[dict[str, Any]] = []
-    errors: dict[int, str] = {}
-    for length in lengths:
-        job = Job.build(sequences, chosen, int(length), longest=max(lengths))
-        found, error = measure(job, make, batch_tokens, progress)
-        rows += found
-        if error:
-            errors[int(length)] = error
-    frame = make_rows(rows)
+    jobs = [Job.build(sequences, chosen, int(length), longest=max(lengths)) for length in lengths]
+    if load is not None:
+        measured = [measure(job, load, batch_tokens, progress) for job in jobs]
+    elif isinstance(model, PreTrainedModel) and not follows_running_length(model):
+        measured = measure_together(jobs, lambda length: model, batch_tokens, progress)
+    else:
+        measured = [measure(job, lambda length: model, batch_tokens, progress) for job in jobs]
+    frame = make_rows([row for rows, _ in measured for row in rows])
+    errors = {job.length: reason for job, (_, reason) in zip(jobs, measured, strict=True) if reason}
     frame.attrs.update(aggregation=aggregation, errors=errors)
     return frame
 
@@ -87,27 +88,59 @@ def measure(
     load: Callable[[int], Any],
     batch_tokens: int = BATCH_TOKENS,
     progress: Callable[[int], None] | None = None,
-) -> tuple[list[dict[str, Any]], str | None]:
+) -> Measured:
     """The rows of one length, and what went wrong if something did."""
-    try:
+
+    def read() -> Measured:
         model = load(job.length)
         limit = max_length(model)
         if limit is not None and job.length > limit:
-            return [_status_row(job, "unsupported")], f"the model has no position past {limit}"
-        _check_vocabulary(job, model)
-        with evaluation_mode(model):
-            sums = _read(job, Scorer(model), batch_tokens, progress)
-        untrained = model.untrained_rows(job.length) if hasattr(model, "untrained_rows") else None
-        return _rows(job, sums, untrained)
+            return [status_row(job, "unsupported")], f"the model has no position past {limit}"
+        [sums] = _read(job, [job.length], model, batch_tokens, progress)
+        return _rows(job, sums, model)
+
+    return guarded(job, read)
+
+
+def guarded(job: Job, read: Callable[[], Measured]) -> Measured:
+    """What `read` measures, or a row with a status: one length must not take the others with it."""
+    try:
+        return read()
     except LengthError as error:
-        return [_status_row(job, "unsupported")], str(error)
+        return [status_row(job, "unsupported")], str(error)
     except PEStudyError:
         raise
-    except Exception as error:  # one length must not take the others with it
+    except Exception as error:
         status = "oom" if is_out_of_memory(error) else "error"
         reason = f"{type(error).__name__}: {error}"
         logger.warning("length %d, %s: %s (%s)", job.length, job.protocol.name, status, reason)
-        return [_status_row(job, status)], reason
+        return [status_row(job, status)], reason
+
+
+def measure_together(
+    jobs: Sequence[Job],
+    load: Callable[[int], Any],
+    batch_tokens: int = BATCH_TOKENS,
+    progress: Callable[[int], None] | None = None,
+) -> list[Measured]:
+    """`measure` for each job; prefixes are read once, at the longest length, and cut.
+
+    For models that give a token the same loss whatever follows and whatever length was declared. A pass that
+    fails is no answer for the shorter ones: then each length is read for itself.
+    """
+    if jobs[0].protocol.name == "prefix" and len(jobs) > 1:
+        longest = max(jobs, key=lambda job: job.length)
+        try:
+            model = load(longest.length)
+            limit = max_length(model)
+            if limit is None or longest.length <= limit:
+                all_sums = _read(longest, [job.length for job in jobs], model, batch_tokens, progress)
+                return [_rows(job, sums, model) for job, sums in zip(jobs, all_sums, strict=True)]
+        except CheckpointError:
+            raise
+        except Exception as error:
+            logger.info("one pass for all prefixes failed (%s): one for each length", error)
+    return [measure(job, load, batch_tokens, progress) for job in jobs]
 
 
 def _check_vocabulary(job: Job, model: Any) -> None:
@@ -119,19 +152,43 @@ def _check_vocabulary(job: Job, model: Any) -> None:
         )
 
 
-def _read(job: Job, scorer: Scorer, batch_tokens: int, progress: Callable[[int], None] | None) -> Sums:
-    sums = Sums.zeros(len(job.sequences), job.length)
-    for indices in job.batches(batch_tokens):
-        ids_BT, targets_BK = job.inputs(indices)
-        nll_BK = scorer.nll(ids_BT, targets_BK)
-        first = ids_BT.shape[1] - targets_BK.shape[1]
-        sums.add(job.document[indices], nll_BK, job.target_bytes(indices), first)
-        if progress is not None:
-            progress(ids_BT.size)
-    return sums
+def losses(
+    job: Job, model: Any, batch_tokens: int, progress: Callable[[int], None] | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(window indices (B,), NLL (B, K)) of every window, batch by batch. CheckpointError for foreign ids."""
+    _check_vocabulary(job, model)
+    with evaluation_mode(model):
+        scorer = Scorer(model)
+        for indices in job.batches(batch_tokens):
+            ids_BT, targets_BK = job.inputs(indices)
+            yield indices, scorer.nll(ids_BT, targets_BK)
+            if progress is not None:
+                progress(ids_BT.size)
 
 
-def _rows(job: Job, sums: Sums, untrained_rows: int | None) -> tuple[list[dict[str, Any]], str | None]:
+def _read(
+    job: Job,
+    cuts: Sequence[int],
+    model: Any,
+    batch_tokens: int,
+    progress: Callable[[int], None] | None,
+) -> list[Sums]:
+    """Sums over the first `cut` scored targets of every window, for each cut."""
+    all_sums = [Sums.zeros(len(job.sequences), cut) for cut in cuts]
+    for indices, nll_BK in losses(job, model, batch_tokens, progress):
+        first, target_bytes = int(job.first[indices[0]]), job.target_bytes(indices)
+        for sums, cut in zip(all_sums, cuts, strict=True):
+            sums.add(job.document[indices], nll_BK[:, :cut], target_bytes[:, :cut], first)
+    return all_sums
+
+
+def _rows(job: Job, sums: Sums, model: Any) -> Measured:
+    untrained = model.untrained_rows(job.length) if hasattr(model, "untrained_rows") else None
+    return sums_rows(job, sums, untrained)
+
+
+def sums_rows(job: Job, sums: Sums, untrained_rows: int | None) -> Measured:
+    """A row a document and bin, and a row for each skipped document."""
     shared = {**_shared(job), "untrained_rows": untrained_rows}
     rows = []
     for document, bin_ in zip(*np.nonzero(sums.tokens), strict=True):
@@ -152,7 +209,7 @@ def _rows(job: Job, sums: Sums, untrained_rows: int | None) -> tuple[list[dict[s
                 "status": "error" if np.isnan(nll) else "ok",
             }
         )
-    skipped = {**_status_row(job, "skipped"), "num_skipped": 1}
+    skipped = {**status_row(job, "skipped"), "num_skipped": 1}
     rows += [{**skipped, "document": document} for document in job.skipped]
     failed = any(row["status"] == "error" for row in rows)
     return rows, "the model returned NaN" if failed else None
@@ -167,7 +224,7 @@ def _shared(job: Job) -> dict[str, Any]:
     }
 
 
-def _status_row(job: Job, status: str) -> dict[str, Any]:
+def status_row(job: Job, status: str) -> dict[str, Any]:
     """A row for what was not measured: nothing summed, its status says why."""
     counts: dict[str, float] = {"num_tokens": 0, "num_windows": 0, "num_skipped": 0}
     if status == "skipped":

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ class Subject:
     fingerprint: str
     train_length: int | None
     recipe: recipe.Recipe | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     def tokenizer(self) -> data.Tokenizer:
         return data.Tokenizer(self.checkpoint.tokenizer(), self._tokenizer_name)
@@ -54,15 +53,6 @@ class Subject:
                 f"{self.name}: no validation documents of its own; name a text, such as --corpus stdlib"
             )
         return data.tokenize(data.load_corpus(self.recipe.data), "validation", tokenizer)
-
-    def bos_token_id(self, plan: Plan, tokenizer: data.Tokenizer) -> int | None:
-        """BOS under the plan's policy; `auto`: none for our runs, what the tokenizer prepends for others."""
-        wanted = plan.bos
-        if wanted == "auto":
-            wanted = self.recipe is None and tokenizer.prepends_bos
-        if wanted and tokenizer.bos_token_id is None:
-            raise UsageError(f"{self.name}: bos is on, but the tokenizer has no BOS token; set it off")
-        return tokenizer.bos_token_id if wanted else None
 
 
 def find_study(target: str, runs_root: Path) -> Path | None:
@@ -116,7 +106,6 @@ def run_subject(folder: Path, options: Mapping[str, Any]) -> Subject:
     """A run directory as a subject."""
     narrowed = recipe.load(folder / runs.RECIPE)
     run = narrowed.runs()[0]
-    done = runs.read_json(folder / runs.DONE) if runs.is_done(folder) else {}
     identity = {
         "study": folder.resolve().parent.name,
         "run": folder.resolve().name,
@@ -130,11 +119,21 @@ def run_subject(folder: Path, options: Mapping[str, Any]) -> Subject:
         name=run.run_id,
         checkpoint=open_checkpoint(folder, **local),
         identity=identity,
-        fingerprint=str(done.get("weights_sha256", folder)),
+        fingerprint=_fingerprint(folder),
         train_length=narrowed.train.length,
         recipe=narrowed,
-        options=local,
     )
+
+
+def fingerprints(study: Path | None) -> set[str]:
+    """Those of all finished runs of a study."""
+    folders = [] if study is None else [path.parent for path in study.glob(f"*/{runs.DONE}")]
+    return {_fingerprint(folder) for folder in folders}
+
+
+def _fingerprint(folder: Path) -> str:
+    done = runs.read_json(folder / runs.DONE) if runs.is_done(folder) else {}
+    return str(done.get("weights_sha256", folder))
 
 
 def checkpoint_subject(source: str, options: Mapping[str, Any]) -> Subject:
@@ -153,7 +152,6 @@ def checkpoint_subject(source: str, options: Mapping[str, Any]) -> Subject:
         identity=identity,
         fingerprint=_files_hash(checkpoint),
         train_length=checkpoint.original_length,
-        options=dict(options),
     )
 
 

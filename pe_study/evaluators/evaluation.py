@@ -1,0 +1,202 @@
+"""One subject under a plan: its cells, a cell being one (rescale, length, protocol), and their rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import pandas as pd
+
+from pe_study import checkpoints, rope_scaling
+from pe_study.errors import RescaleError
+from pe_study.evaluators import cells, windows
+from pe_study.evaluators.cells import CellStore
+from pe_study.evaluators.jobs import Job
+from pe_study.evaluators.perplexity import Measured, guarded, measure_together
+from pe_study.evaluators.subjects import Subject
+from pe_study.evaluators.texts import Text, Texts
+from pe_study.evaluators.truncation import TRUNCATION, Truncation
+from pe_study.plan import Plan, ProtocolSpec
+from pe_study.rows import make_rows
+
+logger = logging.getLogger(__name__)
+
+CELL_VERSION = 1  # raised when a cell's numbers would come out differently
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement: a rescale at a length, by a protocol. `rescale` may be the truncation line."""
+
+    rescale: str
+    length: int
+    protocol: windows.Protocol
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One subject under a plan, and the text it reads, chosen once for the longest length."""
+
+    subject: Subject
+    plan: Plan
+    kernel: str
+    text: Text
+
+    @classmethod
+    def prepare(cls, subject: Subject, plan: Plan, kernel: str, texts: Texts) -> Evaluation:
+        """Everything that can be refused is refused here, before anything is measured."""
+        plan = plan.resolve(subject.train_length)
+        if subject.checkpoint.rotary is None and subject.recipe is None and "none" not in plan.rescales:
+            raise RescaleError(
+                f"{subject.name}: {subject.identity['encoding']} has no rotary positions; accepted: none"
+            )
+        return cls(subject, plan, kernel, texts.of(subject, plan))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.plan.resolve_lengths(None)
+
+    @property
+    def rescales(self) -> tuple[str, ...]:
+        """The plan's rescales where the model has RoPE, else `none`."""
+        return self.plan.rescales if self.subject.checkpoint.rotary is not None else ("none",)
+
+    def cells(self) -> Iterator[Cell]:
+        """Cells that share a model, or one pass for all their lengths, follow one another."""
+        protocols = [_protocol(spec) for spec in self.plan.protocols]
+        for rescale in self.rescales:
+            together = [p for p in protocols if p.name == "prefix" and not self._follows_length(rescale)]
+            yield from (Cell(rescale, length, p) for p in together for length in self.lengths)
+            alone = [p for p in protocols if p not in together]
+            yield from (Cell(rescale, length, p) for length in self.lengths for p in alone)
+        if self.plan.truncation and self.subject.train_length is not None:
+            longer = [length for length in self.lengths if length > self.subject.train_length]
+            yield from (Cell(TRUNCATION, length, p) for p in protocols for length in longer)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What would be measured, a mapping a cell."""
+        return [
+            {
+                "run": self.subject.name,
+                "rescale": cell.rescale,
+                "length": cell.length,
+                "protocol": cell.protocol.name,
+                "stride": cell.protocol.stride,
+            }
+            for cell in self.cells()
+        ]
+
+    def key(self, cell: Cell) -> dict[str, Any]:
+        """What decides a cell's numbers."""
+        return {
+            "version": CELL_VERSION,
+            "fingerprint": self.subject.fingerprint,
+            "text": self.text.hash,
+            "longest": max(self.lengths),
+            "kernel": self.kernel,
+            "dtype": self.subject.checkpoint.dtype,
+            "identity": dict(self.subject.identity),
+            "rescale": cell.rescale,
+            "length": cell.length,
+            "protocol": asdict(cell.protocol),
+        }
+
+    def cell_names(self) -> list[str]:
+        return [cells.name(self.key(cell)) for cell in self.cells()]
+
+    def run(self, store: CellStore, on_cell: Callable[[pd.DataFrame], None]) -> list[pd.DataFrame]:
+        """The rows of every cell, measured where the store does not hold it."""
+        found: dict[Cell, pd.DataFrame] = {}
+        models = Models(self.subject, self.kernel)
+        truncation = self._truncation(models)
+        for _, group in groupby(self.cells(), key=self._pass):
+            missing = []
+            for cell in group:
+                kept = store.read(self.key(cell))
+                if kept is None:
+                    missing.append(cell)
+                else:
+                    found[cell] = kept
+            for cell, measured in zip(missing, self._measure(missing, models, truncation), strict=True):
+                found[cell] = self._frame(cell, measured, models)
+                store.write(self.key(cell), found[cell])
+                on_cell(found[cell])
+        return [found[cell] for cell in self.cells()]
+
+    def _follows_length(self, rescale: str) -> bool:
+        return self.subject.checkpoint.depends_on_length(rescale)
+
+    def _pass(self, cell: Cell) -> tuple[Any, ...]:
+        """Cells of one pass are measured together."""
+        own = cell.protocol.name != "prefix" or cell.rescale == TRUNCATION
+        if not own and not self._follows_length(cell.rescale):
+            return cell.rescale, cell.protocol
+        return cell.rescale, cell.protocol, cell.length
+
+    def _measure(self, missing: Sequence[Cell], models: Models, truncation: Truncation) -> list[Measured]:
+        jobs = [
+            Job.build(self.text.sequences, cell.protocol, cell.length, longest=max(self.lengths))
+            for cell in missing
+        ]
+        if not missing:
+            return []
+        rescale, batch_tokens = missing[0].rescale, self.plan.batch_tokens
+        if rescale == TRUNCATION:
+            return [guarded(job, partial(truncation.measure, job)) for job in jobs]
+        return measure_together(jobs, lambda length: models.get(rescale, length), batch_tokens)
+
+    def _truncation(self, models: Models) -> Truncation:
+        limit = self.subject.train_length or 1
+        return Truncation(
+            self.text.sequences, limit, lambda: models.get("none", limit), self.plan.batch_tokens
+        )
+
+    def _frame(self, cell: Cell, measured: Measured, models: Models) -> pd.DataFrame:
+        rows, reason = measured
+        if reason is not None:
+            logger.warning("%s, %s, length %d: %s", self.subject.name, cell.rescale, cell.length, reason)
+        shared = {
+            **self.subject.identity,
+            **self.text.columns,
+            "train_length": self.subject.train_length,
+            "dtype": self.subject.checkpoint.dtype,
+            "mask_kind": "causal",
+            "rescale": cell.rescale,
+            "factor": self._factor(cell),
+            "kernel": models.kernel,
+        }
+        return make_rows([{**shared, **row} for row in rows])
+
+    def _factor(self, cell: Cell) -> float | None:
+        rotary = self.subject.checkpoint.rotary
+        if rotary is None or cell.rescale == TRUNCATION:
+            return None
+        return rope_scaling.parse(cell.rescale).resolved_factor(rotary.original_length, cell.length)
+
+
+def _protocol(spec: ProtocolSpec) -> windows.Protocol:
+    assert not isinstance(spec.stride, str), "the plan is resolved"
+    return windows.protocol(spec.name, stride=spec.stride, num_targets=spec.num_targets, anchors=spec.anchors)
+
+
+@dataclass
+class Models:
+    """Builds the model of a (rescale, length) and keeps the last one: cells that share it are neighbours."""
+
+    subject: Subject
+    asked: str
+    kernel: str | None = None
+    _model: Any = None
+    _of: tuple[str, int] | None = field(default=None)
+
+    def get(self, rescale: str, length: int) -> Any:
+        if self._of != (rescale, length):
+            self._model = self._of = None
+            self._model = self.subject.checkpoint.load(rescale, length, self.asked)
+            self._of = (rescale, length)
+            self.kernel = checkpoints.resolved_kernel(self._model)
+        return self._model
