@@ -24,7 +24,7 @@ from pe_study.errors import PEStudyError, did_you_mean
 from pe_study.yaml_strict import Document, KeyPath, describe, dotted
 
 THOUSAND = 1024  # the k of 2k
-LARGEST = 2**31 - 1  # of a size or count: the product of two still fits 64 bits
+LARGEST = 2**30  # of a size or count: a table of two such sizes still has its bytes counted in 64 bits
 
 _LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kKx])")
 _FILE_NAME = re.compile(r"\w[\w.+@-]*")

@@ -1,7 +1,5 @@
 """Case 45: each key of a recipe changes the model, the text or the training, or is refused before either."""
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +68,6 @@ def trained(folder: Path, *overrides: str) -> dict[str, Any]:
     """The weights' hash after four updates, and the learning rate of the last."""
     study = tiny_recipe(folder, *SHORT, *overrides)
     return dict(train_study(study, folder / "runs")[0].facts)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_collections() -> Iterator[None]:
-    """Each run ends with garbage collections, slow only for the modules that are loaded by now."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
