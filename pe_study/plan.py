@@ -9,9 +9,10 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
-from pe_study import overlays, schema
+from pe_study import leaves, overlays, schema
 from pe_study.errors import PEStudyError, PlanError
-from pe_study.schema import Accepts, Section, parse_length, problem
+from pe_study.leaves import Accepts, parse_length, problem
+from pe_study.schema import Section
 from pe_study.yaml_strict import Document, Place
 
 PROTOCOLS = {
@@ -34,14 +35,14 @@ _PROTOCOL_OPTIONS: dict[str, dict[str, Any]] = {
 class ProtocolSpec(Section):
     """One protocol and its own options; those of other protocols stay None."""
 
-    name: Annotated[str, schema.choice(*PROTOCOLS)] = Field(description="which targets, with which inputs")
-    stride: Annotated[int | str | None, schema.optional(schema.length())] = Field(
+    name: Annotated[str, leaves.choice(*PROTOCOLS)] = Field(description="which targets, with which inputs")
+    stride: Annotated[int | str | None, leaves.optional(leaves.length())] = Field(
         None, description="sliding: step between windows"
     )
-    num_targets: Annotated[int | None, schema.optional(schema.whole(1))] = Field(
+    num_targets: Annotated[int | None, leaves.optional(leaves.whole(1))] = Field(
         None, description="exact-context, fixed-target: targets a document or block"
     )
-    anchors: Annotated[int | None, schema.optional(schema.whole(1))] = Field(
+    anchors: Annotated[int | None, leaves.optional(leaves.whole(1))] = Field(
         None, description="fixed-target: blocks of targets a document"
     )
 
@@ -109,10 +110,10 @@ RESCALE = Accepts('a rescale such as none, "linear:4" or "yarn:auto"', _rescale)
 class Plan(Section):
     """What is measured. Lengths and strides may be multiples of the training length until `resolve`."""
 
-    name: Annotated[str, schema.file_name("a name")] = Field(
+    name: Annotated[str, leaves.file_name("a name")] = Field(
         "default", description="names the folder of the results"
     )
-    lengths: tuple[Annotated[int | str, schema.length()], ...] = Field(
+    lengths: tuple[Annotated[int | str, leaves.length()], ...] = Field(
         ("1x", "1.25x", "1.5x", "2x", "3x", "4x", "6x", "8x", "16x"),
         min_length=1,
         description="window lengths, ascending: 512, 2k, 4x",
@@ -123,34 +124,34 @@ class Plan(Section):
     rescales: tuple[Annotated[str, RESCALE], ...] = Field(
         ("none",), min_length=1, description="RoPE rescales; models without RoPE run none only"
     )
-    corpus: Annotated[str | None, schema.optional(schema.text("a corpus"))] = Field(
+    corpus: Annotated[str | None, leaves.optional(leaves.text("a corpus"))] = Field(
         None, description="text to measure on; null: the validation documents"
     )
-    text_field: Annotated[str, schema.text()] = Field(
+    text_field: Annotated[str, leaves.text()] = Field(
         "text", description="column or JSON key that holds the text"
     )
-    unit: Annotated[str, schema.choice("document", "stream")] = Field(
+    unit: Annotated[str, leaves.choice("document", "stream")] = Field(
         "document", description="whole documents, or the split joined into one stream"
     )
-    num_documents: Annotated[int | None, schema.optional(schema.whole(1))] = Field(
+    num_documents: Annotated[int | None, leaves.optional(leaves.whole(1))] = Field(
         24, description="how many documents; null: all that are long enough"
     )
-    tokens_per_document: Annotated[int | str | None, schema.optional(schema.length())] = Field(
+    tokens_per_document: Annotated[int | str | None, leaves.optional(leaves.length())] = Field(
         None, description="tokens read of each document, at most (never under the longest length)"
     )
-    bos: Annotated[bool | str, schema.either(schema.flag(), "auto")] = Field(
+    bos: Annotated[bool | str, leaves.either(leaves.flag(), "auto")] = Field(
         "auto", description="begin each window with BOS; auto: as in training"
     )
-    aggregation: Annotated[str, schema.choice("token", "yarn")] = Field(
+    aggregation: Annotated[str, leaves.choice("token", "yarn")] = Field(
         "token", description="mean over targets, or of window means as YaRN does"
     )
-    batch_tokens: Annotated[int, schema.whole(1, tokens=True)] = Field(
+    batch_tokens: Annotated[int, leaves.whole(1, tokens=True)] = Field(
         16384, description="tokens in one forward pass, at most"
     )
-    cache: Annotated[str, schema.choice("full", "fp8")] = Field(
+    cache: Annotated[str, leaves.choice("full", "fp8")] = Field(
         "full", description="keys and values of long contexts: as computed, or in 8 bits"
     )
-    truncation: Annotated[bool, schema.flag()] = Field(
+    truncation: Annotated[bool, leaves.flag()] = Field(
         True, description="also score the same targets with training-length context"
     )
 

@@ -13,8 +13,9 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from pe_study import overlays, schema, yaml_strict
 from pe_study.errors import PEStudyError, PlanError, RecipeError
+from pe_study.leaves import file_name, parse_length, problem, whole
 from pe_study.plan import Plan, read_plan
-from pe_study.schema import Section, parse_length, problem, whole
+from pe_study.schema import Section
 from pe_study.sections import DataSpec, EncodingSpec, InitSpec, ModelSpec, TrainSpec
 from pe_study.yaml_strict import Document, KeyPath, describe
 
@@ -58,7 +59,7 @@ class RunSpec:
 class Recipe(Section):
     """A study. Equal where its content is equal, wherever it was read from."""
 
-    name: Annotated[str, schema.file_name("a name")] = Field(description="names the folder of the study")
+    name: Annotated[str, file_name("a name")] = Field(description="names the folder of the study")
     seeds: tuple[Annotated[int, whole(0)], ...] = Field(
         (0,), min_length=1, description="one run each, of every encoding"
     )

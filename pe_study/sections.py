@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_serializer, model_validator
 
-from pe_study import schema
+from pe_study.leaves import Accepts, choice, either, file_name, flag, number, optional, text, whole
 from pe_study.plan import RESCALE
-from pe_study.schema import Accepts, Section, choice, flag, number, optional, text, whole
+from pe_study.schema import Section
 
 
 def _tokenizer(value: Any) -> str:
@@ -51,10 +51,8 @@ class EncodingSpec(Section):
     """One position encoding: every key beside these three is an option of the encoding itself."""
 
     name: Annotated[str, text("the name of an encoding")] = Field(description="a file of pe_study/encodings")
-    label: Annotated[str, schema.file_name("a label")] = Field(
-        description="names its runs; default: its name"
-    )
-    lr_mult: Annotated[float | str, schema.either(number(above=0), "auto")] = Field(
+    label: Annotated[str, file_name("a label")] = Field(description="names its runs; default: its name")
+    lr_mult: Annotated[float | str, either(number(above=0), "auto")] = Field(
         "auto", description="learning rate of its own parameters, relative to train.lr"
     )
     options: dict[str, Any] = Field(default={}, description="its options, complete")

@@ -1,11 +1,13 @@
 """Plans: lengths, protocols with their own options, and flags on top."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pe_study import plan
 from pe_study.errors import PlanError
+from pe_study.leaves import parse_length
 from pe_study.plan import Plan, load_plan
-from pe_study.schema import parse_length
 
 
 def refused(source: dict, *overrides: str) -> str:
@@ -170,3 +172,36 @@ def test_a_plan_dumps_to_an_equal_plan() -> None:
 def test_every_key_and_protocol_is_described() -> None:
     assert all(field.description for field in Plan.model_fields.values())
     assert list(plan.PROTOCOLS) == ["nonoverlapping", "sliding", "prefix", "exact-context", "fixed-target"]
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 2**62),
+    st.floats(),
+    st.sampled_from(
+        ["1x", "2x", "2k", "none", "yarn:4", "linear:", "sliding", "prefix", "auto", "", "é", "a/b", "\0"]
+    ),
+)
+ANYTHING = st.one_of(
+    LEAVES,
+    st.lists(LEAVES, max_size=3),
+    st.lists(
+        st.dictionaries(st.sampled_from(["name", "stride", "num_targets", "anchors"]), LEAVES), max_size=2
+    ),
+)
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=200)
+@given(
+    st.dictionaries(st.sampled_from([*Plan.model_fields, "length"]), ANYTHING, max_size=4),
+    st.integers(1, 5000),
+)
+def test_any_mapping_gives_a_plan_or_one_clear_line(source: dict, train_length: int) -> None:
+    try:
+        resolved = load_plan(source).resolve(train_length)
+    except PlanError as error:
+        assert "\n" not in str(error)
+    else:
+        assert load_plan(resolved.model_dump(mode="json")) == resolved
+        assert resolved.resolve(None) == resolved
