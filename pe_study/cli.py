@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pe_study import __version__, flags, layout, shipped, terminal
+from pe_study import __version__, cli_tools, flags, layout, options, shipped, terminal
 from pe_study.errors import Interrupted, PEStudyError
 
 app = typer.Typer(
@@ -29,26 +29,6 @@ LISTS = (
     "encodings, rescales, protocols, kernels, corpora, tokenizers, recipes, plans, keys, runs; or a recipe"
 )
 
-RecipePath = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe, for example recipes/demo.yaml")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE", help="override a key of the recipe: train.lr=3e-4", show_default=False
-    ),
-]
-Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="where the runs lie")]
-Only = Annotated[
-    str | None,
-    typer.Option(
-        "--only", metavar="KEY=VALUE,…", help="pick runs by encoding, label, seed", show_default=False
-    ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="show the work and its cost, do nothing")]
-
-
-def _output(what: str) -> Any:
-    return typer.Option("--output", metavar="DIR", help=what, show_default=False)
-
 
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
@@ -58,20 +38,24 @@ def root(version: Annotated[bool, typer.Option("--version", help="print the vers
 
 @app.command(epilog="Example: pe-study train recipes/demo.yaml train.steps=100 --only seed=0")
 def train(
-    recipe: RecipePath,
-    overrides: Overrides = None,
-    runs: Runs = Path("runs"),
-    only: Only = None,
-    dry_run: DryRun = False,
+    recipe: options.RecipePath,
+    overrides: options.Overrides = None,
+    runs: options.Runs = Path("runs"),
+    only: options.Only = None,
+    resume: options.Resume = "auto",
+    jobs: options.Jobs = "1",
+    dry_run: options.DryRun = False,
 ) -> None:
     """Train every encoding and seed of a recipe.
 
     Finished runs are skipped. Several processes: accelerate launch -m pe_study train RECIPE
     """
-    _train(recipe, overrides or [], runs, flags.only(only), dry_run)
+    _train(recipe, overrides or [], runs, flags.only(only), dry_run, resume=resume, jobs=flags.jobs(jobs))
 
 
-def _train(path: str, overrides: list[str], runs: Path, only: dict[str, str], dry_run: bool) -> Path:
+def _train(
+    path: str, overrides: list[str], runs: Path, only: dict[str, str], dry_run: bool, **choices: Any
+) -> Path:
     from pe_study import recipe as recipes
 
     loaded = recipes.load(shipped.find(path), overrides)
@@ -82,7 +66,7 @@ def _train(path: str, overrides: list[str], runs: Path, only: dict[str, str], dr
     else:
         from pe_study.train import train_study
 
-        for result in train_study(loaded, runs, only, progress=terminal.shows_progress()):
+        for result in train_study(loaded, runs, only, progress=terminal.shows_progress(), **choices):
             terminal.say(f"{result.status:7}  {result.folder}")
     return runs / loaded.name
 
@@ -96,10 +80,10 @@ def evaluate(
     plan: Annotated[
         str | None, typer.Option("--plan", metavar="PLAN", help="a plan, for example evals/length.yaml")
     ] = None,
-    runs: Runs = Path("runs"),
-    output: Annotated[Path | None, _output("where results go [default: beside the study]")] = None,
-    only: Only = None,
-    dry_run: DryRun = False,
+    runs: options.Runs = Path("runs"),
+    output: Annotated[Path | None, options.output("where results go [default: beside the study]")] = None,
+    only: options.Only = None,
+    dry_run: options.DryRun = False,
     kernel: Annotated[str, typer.Option(metavar="KERNEL", help="attention: see ls kernels")] = "auto",
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float32, bfloat16 or float16")] = "float32",
     revision: Annotated[str | None, typer.Option(metavar="REV", help="commit of a Hugging Face id")] = None,
@@ -126,17 +110,26 @@ def evaluate(
 
 
 def _evaluate(
-    targets: Sequence[str], plan_path: str | None, overrides: Sequence[str], runs: Path, **options: Any
+    targets: Sequence[str],
+    plan_path: str | None,
+    overrides: Sequence[str],
+    runs: Path,
+    output: Path | None = None,
+    **choices: Any,
 ) -> None:
-    """Every target, whatever happens to the others; then the first failure is raised."""
+    """Every target, whatever happens to the others; then the first failure is raised.
+
+    Several targets get a folder each below `output`.
+    """
     failures: list[PEStudyError] = []
     for target in targets:
+        folder = output / Path(target).name if output and len(targets) > 1 else output
         try:
-            _evaluate_one(target, plan_path, overrides, runs, **options)
+            _evaluate_one(target, plan_path, overrides, runs, output=folder, **choices)
         except PEStudyError as error:
             failures.append(error)
             if len(targets) > 1:
-                terminal.complain(f"{target}: {error}")
+                terminal.complain(str(error) if target in str(error) else f"{target}: {error}")
     if len(targets) > 1 and failures:
         raise type(failures[0])(f"{len(failures)} of {len(targets)} targets failed")
     if failures:
@@ -144,7 +137,7 @@ def _evaluate(
 
 
 def _evaluate_one(
-    target: str, plan_path: str | None, overrides: Sequence[str], runs: Path, **options: Any
+    target: str, plan_path: str | None, overrides: Sequence[str], runs: Path, **choices: Any
 ) -> None:
     from pe_study.evaluators import study
     from pe_study.plan import load_plan
@@ -153,7 +146,7 @@ def _evaluate_one(
         plan = load_plan(shipped.find(plan_path), overrides)
     else:
         plan = study.default_plan(target, runs).with_overrides(overrides)
-    done = study.evaluate(target, plan, runs_root=runs, **options)
+    done = study.evaluate(target, plan, runs_root=runs, **choices)
     if isinstance(done, list):
         terminal.say(layout.table(done))
     else:
@@ -167,8 +160,8 @@ def report(
     studies: Annotated[
         list[str], typer.Argument(metavar="STUDY", help="evaluated studies: runs/demo, or demo")
     ],
-    runs: Runs = Path("runs"),
-    output: Annotated[Path | None, _output("where the page goes [default: reports/NAME]")] = None,
+    runs: options.Runs = Path("runs"),
+    output: Annotated[Path | None, options.output("where the page goes [default: reports/NAME]")] = None,
     view: Annotated[
         str | None, typer.Option("--view", metavar="FILE", help="what to show, a reports/*.yaml")
     ] = None,
@@ -181,28 +174,29 @@ def report(
     _report(studies, runs, output, view=shipped.find(view) if view else None, title=title)
 
 
-def _report(studies: Sequence[str | Path], runs: Path, output: Path | None, **options: Any) -> None:
+def _report(studies: Sequence[str | Path], runs: Path, output: Path | None, **choices: Any) -> None:
     from pe_study.report import build
 
     folders = [path if (path := Path(name)).exists() else runs / name for name in studies]
-    terminal.say(str(build(folders, output, **options)))
+    terminal.say(str(build(folders, output, **choices)))
 
 
 @app.command(epilog="Example: pe-study run recipes/demo.yaml")
 def run(
-    recipe: RecipePath,
-    overrides: Overrides = None,
-    runs: Runs = Path("runs"),
-    output: Annotated[Path | None, _output("where the page goes [default: reports/NAME]")] = None,
-    only: Only = None,
-    dry_run: DryRun = False,
+    recipe: options.RecipePath,
+    overrides: options.Overrides = None,
+    runs: options.Runs = Path("runs"),
+    output: Annotated[Path | None, options.output("where the page goes [default: reports/NAME]")] = None,
+    only: options.Only = None,
+    jobs: options.Jobs = "1",
+    dry_run: options.DryRun = False,
 ) -> None:
     """Train, evaluate and report a recipe.
 
     What is finished is not done again.
     """
     picked = flags.only(only)
-    study = _train(recipe, overrides or [], runs, picked, dry_run)
+    study = _train(recipe, overrides or [], runs, picked, dry_run, jobs=flags.jobs(jobs))
     if not dry_run:
         _evaluate([str(study)], None, [], runs, only=picked)
         _report([study], runs, output)
@@ -229,7 +223,7 @@ def ls(
         list[str] | None,
         typer.Argument(metavar="WHAT", help=LISTS, show_default=False),
     ] = None,
-    runs: Runs = Path("runs"),
+    runs: options.Runs = Path("runs"),
 ) -> None:
     """List what can be chosen, and the runs.
 
@@ -238,6 +232,9 @@ def ls(
     from pe_study.listing import SHORT, listed
 
     terminal.say("\n\n".join(listed(name, runs) for name in what or SHORT))
+
+
+app.add_typer(cli_tools.app)
 
 
 def _command(argv: Sequence[str] | None) -> int:

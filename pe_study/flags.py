@@ -31,6 +31,15 @@ def only(text: str | None) -> dict[str, str]:
     return picked
 
 
+def jobs(text: str) -> int | str:
+    """How many runs at once: a whole number of at least 1, or `auto`."""
+    if text == "auto":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f'--jobs: found "{text}"; accepted: a whole number of at least 1, or auto')
+    return int(text)
+
+
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """(targets, overrides): an override is a word that starts with `key=`."""
     overrides = [word for word in words if _OVERRIDE.match(word)]

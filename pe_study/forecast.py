@@ -9,16 +9,22 @@ from pathlib import Path
 from pe_study import costs, encodings, layout, runs
 from pe_study.recipe import Recipe, RunSpec
 from pe_study.sections import DataSpec, EncodingSpec, ModelSpec
-from pe_study.selection import select_runs
+from pe_study.selection import check_folder, select_runs
 
 BYTE_SYMBOLS = 257  # 256 bytes and the end of a document
 KIBI, GIBI = 1024, 1024**3
 
 
 def describe(recipe: Recipe, runs_root: Path, only: Mapping[str, str]) -> str:
-    """The plan of work of `train RECIPE`, for a person to read before starting it."""
+    """The plan of work of `train RECIPE`, for a person to read before starting it.
+
+    Raises UsageError where training would be refused: nothing selected, or a folder that is not ours to use.
+    """
     selected = select_runs(recipe, only)
-    states = {run.run_id: _state(runs.run_dir(runs_root, recipe, run)) for run in selected}
+    folders = {run.run_id: runs.run_dir(runs_root, recipe, run) for run in selected}
+    for run in selected:
+        check_folder(folders[run.run_id], recipe, run)
+    states = {run_id: _state(folder) for run_id, folder in folders.items()}
     facts = {
         "model": _model(recipe.model),
         "data": f"{recipe.data.corpus}, tokenizer {recipe.data.tokenizer}, packing {recipe.data.packing}",
@@ -101,8 +107,8 @@ def _cost(recipe: Recipe, num_runs: int) -> str:
     rate, device = _matrix_rate()
     return (
         f"{_short(count)} parameters{beside}; {operations:.2g} operations a run, {operations * num_runs:.2g} "
-        f"in all: at least {_duration(operations * num_runs / rate)} at the {rate / 1e9:,.0f} billion a second "
-        f"at which this {device} multiplies float32 matrices"
+        f"in all: at least {_duration(operations * num_runs / rate)} at the {rate / 1e9:,.0f} billion a "
+        f"second at which this {device} multiplies float32 matrices"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,9 +19,8 @@ from pe_study import (
     runs,
     schema,
     shipped,
-    yaml_strict,
 )
-from pe_study.errors import UsageError, did_you_mean
+from pe_study.errors import RecipeError, UsageError, did_you_mean
 
 KERNELS = {
     "auto": "the best for the device, encoding and mask; logged and written into every row",
@@ -119,8 +119,8 @@ def validated(path: Path, overrides: Sequence[str]) -> str:
 
 def is_recipe(path: Path) -> bool:
     """Whether a file claims to be a recipe: it trains something, where a plan only evaluates."""
-    content = yaml_strict.read_mapping(path).value
-    return bool({"model", "train", "encodings", "include"} & set(content))
+    content = overlays.read(path, RecipeError).value
+    return bool({"model", "train", "encodings"} & set(content))
 
 
 def results(folder: Path) -> str:
@@ -138,4 +138,6 @@ def results(folder: Path) -> str:
 
 
 def _figure(value: object) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return "-" if math.isnan(value) else f"{value:.3f}"
+    return str(value)

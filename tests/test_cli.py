@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import typer
 
 import pe_study
 from pe_study import cli, flags, listing, shipped, terminal
@@ -25,7 +26,7 @@ from pe_study.errors import (
 from pe_study.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("train", "eval", "report", "run", "validate", "ls")
+COMMANDS = tuple(typer.main.get_command(cli.app).commands)
 
 RECIPE = """\
 name: tiny
@@ -132,6 +133,7 @@ def test_every_plan_key_is_a_flag(pe: Callable[..., Result]) -> None:
         (["train", "tiny.yaml", "--only", "rope"], ["--only", "encoding=rope"]),
         (["train", "tiny.yaml", "--only", "encoding=ropes", "--dry-run"], ["ropes", "rope"]),
         (["ls", "encodngs"], ["encodngs", "encodings"]),
+        (["train", "tiny.yaml", "--jobs", "two"], ["--jobs", "two", "auto"]),
         (["validate", "."], ["folder"]),
         (["eval", "x", "--lengths"], ["--lengths"]),
     ],
