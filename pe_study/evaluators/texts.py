@@ -13,8 +13,8 @@ from pe_study.errors import UsageError
 from pe_study.evaluation_sets import Unit
 from pe_study.evaluators.jobs import DocumentSequence, read_documents
 from pe_study.evaluators.subjects import Subject
+from pe_study.leaves import parse_length
 from pe_study.plan import Plan
-from pe_study.schema import parse_length
 
 
 @dataclass(frozen=True)
