@@ -1,9 +1,9 @@
 """Prompts that hide something far back: needles in levels, and a copy task for models that follow no prompt.
 
-Every prompt has exactly the asked number of tokens and depends on (task, length, depth, sample) alone. Levels:
-`passkey` hides a number in a repeated filler (Mohtashami & Jaggi 2023, as used by YaRN); `needle` hides it in
-running text; `distractors` adds four needles of other keys; `uuid` has longer values besides. Nothing is
-downloaded: the running text is the documentation of Python's own syntax.
+Every prompt has exactly the asked number of tokens and depends on (task, length, depth, sample) alone.
+Levels: `passkey` hides a number in a repeated filler (Mohtashami & Jaggi 2023, as YaRN uses it); `needle`
+hides it in running text; `distractors` adds four needles of other keys; `uuid` has longer values besides.
+Nothing is downloaded: the running text is the documentation of Python's own syntax.
 """
 
 from __future__ import annotations
@@ -24,8 +24,21 @@ from pe_study.errors import DataError, did_you_mean
 NUM_CANDIDATES = 10
 NUM_COPIED = 32
 _DRAWS = 1000
+_CHARACTERS_A_TOKEN = 12  # more than any vocabulary packs of English on average
 _COLOURS = ("amber", "azure", "black", "bronze", "coral", "crimson", "golden", "green", "ivory", "scarlet")
-_PLACES = ("bridge", "canyon", "castle", "forest", "harbor", "island", "meadow", "mountain", "river", "valley")
+_PLACES = (
+    "bridge",
+    "canyon",
+    "castle",
+    "forest",
+    "harbor",
+    "island",
+    "meadow",
+    "mountain",
+    "river",
+    "valley",
+)
+_SENTENCE = re.compile(rb"[.:](?=\s)")
 _HEAD = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
     "I will quiz you about the important information there.\n"
@@ -99,6 +112,14 @@ class CopyProbe:
     sample: int
 
 
+@dataclass(frozen=True)
+class Filling:
+    """Ids of a long text, and after how many of them a sentence ends."""
+
+    ids: np.ndarray
+    stops: np.ndarray
+
+
 class Haystacks:
     """Builds prompts for one tokenizer, of up to `longest_length` tokens."""
 
@@ -128,7 +149,9 @@ class Haystacks:
         end = self._continuing("a", question)
         size = length - len(start) - len(end) - sum(map(len, needles))
         if size < 0:
-            raise DataError(f"retrieval task {task}: a prompt of {length} tokens is too short, {length - size} fit")
+            raise DataError(
+                f"retrieval task {task}: a prompt of {length} tokens is too short, {length - size} are needed"
+            )
         depths = [depth, *(rng.random() for _ in needles[1:])]
         filled, needle_start = self._fill(level, needles, depths, size)
         return Haystack(
@@ -142,14 +165,15 @@ class Haystacks:
         )
 
     def copy_probe(self, text: Document, *, length: int, distance: int, sample: int) -> CopyProbe:
-        """32 random tokens of the text, `distance` tokens before the end's copy, in `length` tokens of the text.
+        """`length` tokens of a text that end in 32 random ones, and the same with these `distance` back.
 
         Raises DataError where the text is shorter, or the distance does not fit.
         """
-        if len(text) < length or not NUM_COPIED <= distance <= length - NUM_COPIED:
+        farthest = length - NUM_COPIED - len(self.bos_ids)
+        if len(text) < length or not NUM_COPIED <= distance <= farthest:
             raise DataError(
-                f"copy: length {length} and distance {distance} do not fit a text of {len(text)} tokens "
-                f"(the distance is from {NUM_COPIED} to length - {NUM_COPIED})"
+                f"copy: distance {distance} in {length} tokens: expected {NUM_COPIED} to {farthest}, "
+                f"in a text of at least {length} tokens (it has {len(text)})"
             )
         rng = random.Random(f"copy/{length}/{distance}/{sample}")
         offset = rng.randrange(len(text) - length + 1)
@@ -161,3 +185,61 @@ class Haystacks:
         first = length - NUM_COPIED - distance
         with_ids[first : first + NUM_COPIED] = without_ids[-NUM_COPIED:]
         return CopyProbe(with_ids, without_ids, distance, sample)
+
+    def _values(self, level: Level, question: str, rng: random.Random) -> list[str]:
+        """Ten values, the first one right, that take as many tokens where enough such are drawn."""
+        drawn: dict[tuple[int, ...], str] = {}
+        for _ in range(_DRAWS):
+            value = level.draw(rng)
+            ids = tuple(self._continuing(question, " " + value).tolist())
+            drawn.setdefault(ids, value)
+            size = len(next(iter(drawn)))
+            same = [value for ids, value in drawn.items() if len(ids) == size]
+            if len(same) == NUM_CANDIDATES:
+                return same
+        if len(drawn) < NUM_CANDIDATES:
+            raise DataError(f'tokenizer "{self.tokenizer.name}" cannot tell ten values apart')
+        return [*same, *(value for value in drawn.values() if value not in same)][:NUM_CANDIDATES]
+
+    def _continuing(self, before: str, text: str) -> np.ndarray:
+        """The ids of `text` after `before`: without the blank that some tokenizers put in front of a text."""
+        first, both = self.tokenizer.encode(before).ids, self.tokenizer.encode(before + text).ids
+        follows = np.array_equal(both[: len(first)], first)
+        return both[len(first) :] if follows else self.tokenizer.encode(text).ids
+
+    def _fill(
+        self, level: Level, needles: list[np.ndarray], depths: list[float], size: int
+    ) -> tuple[np.ndarray, int]:
+        """`size` tokens of filling with needles between sentences, and where the first needle begins."""
+        filling = self._filler if level.in_filler else self._prose
+        ids = filling.ids[:size]
+        stops = np.unique([0, *filling.stops[filling.stops < size], size])
+        places = [int(stops[np.abs(stops - depth * size).argmin()]) for depth in depths]
+        parts, done, needle_start = [], 0, 0
+        for place, number in sorted(zip(places, range(len(needles)), strict=True)):
+            parts += [ids[done:place], needles[number]]
+            done = place
+            if number == 0:
+                needle_start = sum(map(len, parts[:-1]))
+        return np.concatenate([*parts, ids[done:]]), needle_start
+
+    @cached_property
+    def _filler(self) -> Filling:
+        return self._filling(_FILLER)
+
+    @cached_property
+    def _prose(self) -> Filling:
+        from pydoc_data.topics import topics
+
+        return self._filling("\n\n".join(topics[name].strip() for name in sorted(topics)) + "\n\n")
+
+    def _filling(self, text: str) -> Filling:
+        """As much of a text, repeated where it ends, as fills the longest prompt."""
+        size = _CHARACTERS_A_TOKEN * self.longest_length
+        part = (text * (1 + size // len(text)))[:size]
+        document = self.tokenizer.encode(part)
+        if document.token_bytes is None or len(document) < self.longest_length:
+            raise DataError(f'tokenizer "{self.tokenizer.name}" cannot fill a prompt with English sentences')
+        sentences = [match.end() for match in _SENTENCE.finditer(part.encode("utf-8"))]
+        ends = np.isin(np.cumsum(document.token_bytes), sentences)
+        return Filling(document.ids, np.flatnonzero(ends) + 1)
