@@ -13,6 +13,7 @@ from pe_study import (
     encodings,
     forecast,
     layout,
+    overlays,
     plan,
     recipe,
     rope_scaling,
