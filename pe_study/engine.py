@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
+import os
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -13,28 +13,59 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import TorchDynamoPlugin, broadcast_object_list
+from accelerate.utils.memory import clear_device_cache
 from transformers.utils import logging as transformers_logging
 
 from pe_study.errors import PEStudyError, RecipeError
+from pe_study.kernels.fused import reset_compilations
 
 if TYPE_CHECKING:
+    from pe_study.model import PEStudyForCausalLM
     from pe_study.recipe import Recipe
 
 Result = TypeVar("Result")
 
 
+def check_engine(recipe: Recipe) -> None:
+    """RecipeError for what this machine cannot do."""
+    if recipe.train.mixed_precision == "fp16" and not torch.cuda.is_available():
+        raise RecipeError(f"{recipe.path}: train.mixed_precision: fp16 needs a GPU; use bf16 or no")
+
+
 def make_accelerator(recipe: Recipe) -> Accelerator:
     """The engine: device, processes and sharding come from `accelerate launch`, precision from the recipe."""
     train = recipe.train
-    if train.mixed_precision == "fp16" and not torch.cuda.is_available():
-        raise RecipeError(f"{recipe.path}: train.mixed_precision: fp16 needs a GPU; use bf16 or no")
-    AcceleratorState._reset_state()  # an earlier study of this process may have had another precision
+    AcceleratorState._reset_state()  # an earlier run of this process may have had another precision
     return Accelerator(
+        cpu=not torch.accelerator.is_available(),  # else the processes of a plain torchrun do not meet
         mixed_precision=train.mixed_precision,
         log_with=list(train.log_with) if train.log_with else None,
         dynamo_plugin=TorchDynamoPlugin(backend="inductor") if train.compile else None,
         step_scheduler_with_optimizer=False,
     )
+
+
+@contextlib.contextmanager
+def determinism(recipe: Recipe, model: PEStudyForCausalLM, device: torch.device) -> Iterator[None]:
+    """Hold torch to deterministic kernels where the recipe asks for it. RecipeError when one that the model
+    needs has none."""
+    if not recipe.train.deterministic:
+        yield
+        return
+    encoding = model.first_encoding
+    biased = encoding.has_distance_bias or encoding.has_query_bias
+    if model.resolved_kernel(device) == "flex" and biased and any(True for _ in encoding.parameters()):
+        raise RecipeError(
+            f"{recipe.path}: train.deterministic: FlexAttention sums the gradient of a learned bias in no "
+            "fixed order; set train.kernel to eager or sdpa"
+        )
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def on_main(accelerator: Accelerator, function: Callable[[], Result]) -> Result:
@@ -64,11 +95,11 @@ def no_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def release(accelerator: Accelerator) -> None:
-    """Forget the last run: its tensors, and what was compiled for it."""
-    accelerator.free_memory()
-    torch._dynamo.reset()
-    gc.collect()
+def release() -> None:
+    """Forget the last run: what was compiled for it, and its memory on the GPU."""
+    reset_compilations()
+    if torch.cuda.is_available():
+        clear_device_cache(garbage_collection=True)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

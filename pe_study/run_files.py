@@ -10,17 +10,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from pe_study import runs, snapshots, state
+from pe_study.contexts import context_sizes
 from pe_study.engine import device_name, no_progress_bars, on_main, peak_memory_bytes
 from pe_study.errors import UsageError
 from pe_study.files import sync, write_text
+from pe_study.kernels.fused import compilations
 from pe_study.recipe import Recipe, RunSpec, narrow, resolved_yaml, training_hash, training_values
 from pe_study.selection import refuse_changes
 
 if TYPE_CHECKING:
+    from pe_study.data import TrainBatches
     from pe_study.initial import StudyData
     from pe_study.model import PEStudyForCausalLM
     from pe_study.updates import Updater
@@ -67,13 +71,23 @@ class RunFiles:
             refuse_changes(found.folder, trained, {**self.training, **self.data.hashes})
         return found
 
-    def write_beginning(self, model: PEStudyForCausalLM) -> None:
-        """Write `recipe.yaml` and `provenance.json`."""
+    def write_beginning(self, model: PEStudyForCausalLM, batches: TrainBatches) -> None:
+        """Write `recipe.yaml` and `provenance.json`; warn of chunks that hold little context."""
         text = resolved_yaml(narrow(self.recipe, self.run))
         position = sum(weight.numel() for _, weight in model.position_parameters())
         total = sum(weight.numel() for weight in model.parameters())
+        context = context_sizes(batches.chunks)
+        if context.is_short and self.accelerator.is_main_process:
+            logger.warning(
+                "%s: half of the targets have at most %d tokens of their own document before them, of %d",
+                self.folder,
+                context.p50,
+                context.length,
+            )
         facts = runs.provenance(
             **self.hashes,
+            context={"p10": context.p10, "p50": context.p50, "p90": context.p90},
+            num_threads=torch.get_num_threads(),
             training=self.training,
             steps=self.recipe.train.steps,
             device=device_name(self.accelerator),
@@ -116,6 +130,7 @@ class RunFiles:
             **last,
             **self.hashes,
             "weights_sha256": state.sha256(weights),
+            "compilations": compilations(),
             "wall_seconds": round(time.perf_counter() - self._began, 2),
             "peak_memory_bytes": peak_memory_bytes(self.accelerator.device),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),

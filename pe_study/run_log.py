@@ -68,7 +68,7 @@ class RunLog:
         row: dict[str, Any] = {
             "step": step,
             "tokens": step * self.recipe.train.batch_tokens,
-            "loss": update.loss,
+            "loss": update.loss if math.isfinite(update.loss) else None,
             "lr": update.lr,
             "grad_norm": update.grad_norm if math.isfinite(update.grad_norm) else None,
             "tokens_per_second": self._speed(),

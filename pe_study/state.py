@@ -49,13 +49,17 @@ def sha256(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
-        digest.update(tensor.contiguous().view(torch.uint8).numpy())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """The plain tensor of a sharded one: a meeting of all processes."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def _gather(tensor: Tensor) -> Tensor:
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().to("cpu", copy=True)
+    return whole(tensor).detach().to("cpu", copy=True)
 
 
 def _scatter(tensor: Tensor, like: Tensor) -> Tensor:

@@ -11,15 +11,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from accelerate import Accelerator
+from typing import Any, cast
 
 from pe_study import runs, state
-from pe_study.data import TrainBatches
-from pe_study.engine import make_accelerator, on_main, release
+from pe_study.data import Packing, TrainBatches
+from pe_study.engine import check_engine, determinism, make_accelerator, on_main, release
 from pe_study.errors import Interrupted, NonFiniteLossError, UsageError
 from pe_study.initial import StudyData, build_model, load_data
+from pe_study.jobs import resolve_jobs, train_at_once
 from pe_study.model import PEStudyForCausalLM
 from pe_study.recipe import Recipe, RunSpec
 from pe_study.run_files import RunFiles
@@ -45,6 +44,7 @@ def train_study(
     runs_root: Path | str = "runs",
     only: Mapping[str, str] | None = None,
     *,
+    jobs: int | str = 1,
     resume: str = "auto",
     progress: bool = False,
     stop: StopRequest | None = None,
@@ -55,6 +55,7 @@ def train_study(
     else is the folder of a snapshot to go on from (of the one run selected). Before any work: UsageError for
     a selection that matches nothing, a run directory that is not ours or holds a run of another recipe or
     corpus. Interrupted when `stop` (default: signals, from here on) asks to; the same call then goes on.
+    `jobs` runs train at once, a process each (`auto`: one a core where the model is small).
     """
     selected = select_runs(recipe, only or {})
     folders = {run.run_id: runs.run_dir(runs_root, recipe, run) for run in selected}
@@ -64,17 +65,26 @@ def train_study(
         check_folder(folders[run.run_id], recipe, run, resume=resume)
     if all(runs.is_done(folder) for folder in folders.values()):
         return [_finished(run, folders[run.run_id]) for run in selected]
+    check_engine(recipe)
     check_trackers(recipe)
     with contextlib.ExitStack() as held:
         stop = stop or held.enter_context(StopRequest())
-        accelerator = make_accelerator(recipe)
-        data = load_data(recipe, accelerator)
+        data = load_data(recipe, make_accelerator(recipe))
         for folder in filter(runs.is_done, folders.values()):
             refuse_changes(folder, runs.read_json(folder / runs.DONE), data.hashes)
-        return [
-            train_run(
-                recipe, run, folders[run.run_id], accelerator, data, stop, resume=resume, progress=progress
+        num_jobs = resolve_jobs(jobs, recipe, sum(not runs.is_done(folder) for folder in folders.values()))
+        if num_jobs > 1:
+            return train_at_once(
+                recipe,
+                Path(runs_root),
+                selected,
+                jobs=num_jobs,
+                resume=resume,
+                progress=progress,
+                stop=stop,
             )
+        return [
+            train_run(recipe, run, folders[run.run_id], data, stop, resume=resume, progress=progress)
             for run in selected
         ]
 
@@ -83,7 +93,6 @@ def train_run(
     recipe: Recipe,
     run: RunSpec,
     folder: Path,
-    accelerator: Accelerator,
     data: StudyData,
     stop: StopRequest,
     *,
@@ -91,18 +100,20 @@ def train_run(
     progress: bool = False,
 ) -> RunResult:
     """Train one run in `folder` from where it stands to `final/` and `DONE`; a finished one is skipped."""
+    accelerator = make_accelerator(recipe)
     runs.claim_folder(folder, ours=(runs.PROVENANCE,))
     with contextlib.ExitStack() as held:
         on_main(accelerator, lambda: held.enter_context(runs.locked(folder)) and None)
         if runs.is_done(folder):
             return _finished(run, folder)
         training = Training(recipe, run, RunFiles(recipe, run, folder, accelerator, data))
+        held.enter_context(determinism(recipe, training.model, accelerator.device))
         start = training.resume(resume)
-        training.files.write_beginning(training.model)
+        training.files.write_beginning(training.model, training.updater.batches)
         with RunLog(recipe, run, folder, accelerator, start=start, progress=progress) as log:
             last = training.train(start, log, stop)
         facts = training.files.finish(training.model, last)
-        release(accelerator)
+        release()
     return RunResult(run.run_id, folder, "trained", facts)
 
 
@@ -121,7 +132,7 @@ class Training:
             length=recipe.train.length,
             batch_tokens=recipe.train.batch_tokens,
             seed=run.seed,
-            packing=recipe.data.packing,
+            packing=cast(Packing, recipe.data.packing),
         )
         model = build_model(recipe, run, data.tokenizer)
         self.updater = Updater(recipe, run, self.accelerator, model, batches)

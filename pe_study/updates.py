@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from pe_study.data import IGNORED, Batch, TrainBatches
-from pe_study.errors import NonFiniteLossError, UsageError
+from pe_study.errors import UsageError
+from pe_study.faults import non_finite_error
 from pe_study.schedules import learning_rate, total_learning_rate
+from pe_study.state import whole
 
 if TYPE_CHECKING:
     from pe_study.model import PEStudyForCausalLM
@@ -64,24 +64,28 @@ class Updater:
         tokens = self.train.micro_batch_tokens or self.train.batch_tokens
         share = -(-batches.sequences_per_batch // accelerator.num_processes)
         self.micro_sequences = min(tokens // self.train.length, share)
+        self.num_skipped = 0  # steps that were not finite
 
     def facts(self) -> dict[str, Any]:
         """What of this object later steps depend on, as JSON."""
         scaler = self.accelerator.scaler
         return {
             "micro_sequences": self.micro_sequences,
+            "num_skipped": self.num_skipped,
             "scaler": None if scaler is None else scaler.state_dict(),
         }
 
     def load_facts(self, facts: Mapping[str, Any]) -> None:
         """Put back what `facts` returned."""
         self.micro_sequences = min(self.micro_sequences, facts["micro_sequences"])
+        self.num_skipped = facts["num_skipped"]
         if facts["scaler"]:
             self.accelerator.scaler.load_state_dict(facts["scaler"])
 
     def update(self, step: int, stop: StopRequest | None = None) -> Update:
-        """Make update `step` (0, 1, …). NonFiniteLossError, the weights untouched, on every process when the
-        loss or the gradient norm is not finite on any. UsageError when one sequence does not fit memory."""
+        """Make update `step` (0, 1, …). When the loss or the gradient norm is not finite on any process, the
+        weights stay as they are: NonFiniteLossError on every process, or, while `skip_nonfinite` lasts, no
+        update. UsageError when one sequence does not fit memory."""
         lr = learning_rate(self.train, step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_mult"]
@@ -90,7 +94,8 @@ class Updater:
             self._halve(step)
             loss, grad_norm, stops, misfits = self._agree(*self.backward(step), stop)
         if not self._is_finite(loss, grad_norm):
-            raise self._non_finite(step, loss, grad_norm)
+            self._leave_out(step, loss, grad_norm)
+            return Update(loss, grad_norm, lr, stops > 0)
         if self.train.grad_clip and grad_norm > self.train.grad_clip:
             torch._foreach_mul_(self._gradients(), self.train.grad_clip / (grad_norm + 1e-6))
         self.optimizer.step()
@@ -101,7 +106,7 @@ class Updater:
         """Leave the gradient of the step's mean loss in `.grad`. Returns this process's part of that loss,
         and whether it ran out of memory (then neither means anything)."""
         torch.manual_seed(dropout_seed(self.seed, self.accelerator.process_index, step))
-        parts = [self._load(step, slots) for slots in self._micro_batches()]
+        parts = [self.load(step, slots) for slots in self.micro_batches()]
         num_targets = self._count_targets(parts)
         loss = torch.zeros((), device=self.accelerator.device)
         try:
@@ -115,22 +120,27 @@ class Updater:
         # The others wait in the exchange of gradients: meet them there with the least that fits.
         clear_device_cache(garbage_collection=True)
         if self.accelerator.num_processes > 1:
-            self._backward_part(self._load(step, [PADDING]), num_targets)
+            self._backward_part(self.load(step, [PADDING]), num_targets)
         return loss, True
 
-    def _backward_part(self, batch: Batch, num_targets: int) -> Tensor:
-        loss = self.model(
+    def loss(self, batch: Batch, num_targets: int) -> Tensor:
+        """The sum of nats over the batch's targets, divided by `num_targets`."""
+        return self.model(
             input_ids=batch.ids_BT[:, :-1],
             shift_labels=batch.targets_BT,
             segment_ids=batch.segments_BT,
             num_items_in_batch=num_targets,
             use_cache=False,
         ).loss
+
+    def _backward_part(self, batch: Batch, num_targets: int) -> Tensor:
+        loss = self.loss(batch, num_targets)
         # Data-parallel engines average gradients over processes; ours are parts of one sum.
         self.accelerator.backward(loss * self.accelerator.num_processes)
         return loss.detach()
 
-    def _micro_batches(self) -> list[list[int]]:
+    def micro_batches(self) -> list[list[int]]:
+        """The slots of this process, by micro-batch."""
         return micro_batches(
             self.batches.sequences_per_batch,
             rank=self.accelerator.process_index,
@@ -138,7 +148,8 @@ class Updater:
             size=self.micro_sequences,
         )
 
-    def _load(self, step: int, slots: Sequence[int]) -> Batch:
+    def load(self, step: int, slots: Sequence[int]) -> Batch:
+        """The sequences of some slots, on the device; padding has no target."""
         batch = self.batches.batch(step, [max(slot, 0) for slot in slots])
         for row, slot in enumerate(slots):
             if slot == PADDING:
@@ -156,7 +167,7 @@ class Updater:
         """Loss summed, gradient norm averaged, stops and misfits counted over all processes, in one exchange.
         The norm is equal everywhere unless one process has a bad gradient; then all learn of it."""
         self.accelerator.unscale_gradients()
-        norm = _whole(nn.utils.get_total_norm(self._gradients())) / self.accelerator.num_processes
+        norm = whole(nn.utils.get_total_norm(self._gradients())) / self.accelerator.num_processes
         stopping = stop is not None and stop.requested is not None
         facts = torch.stack([loss, norm, torch.full_like(loss, stopping), torch.full_like(loss, misfit)])
         if self.accelerator.num_processes > 1:
@@ -165,8 +176,6 @@ class Updater:
 
     def _gradients(self) -> list[Tensor]:
         return [weight.grad for weight in self.model.parameters() if weight.grad is not None]
-
-    # --- faults -------------------------------------------------------------------------------------------
 
     def _halve(self, step: int) -> None:
         """Try again with half the micro-batch, the batch unchanged; every process at once."""
@@ -180,61 +189,20 @@ class Updater:
         tokens = self.micro_sequences * self.train.length
         logger.warning("step %d: out of memory; micro-batches now have %d tokens", step + 1, tokens)
 
+    def _leave_out(self, step: int, loss: float, grad_norm: float) -> None:
+        """Make no update: raise, or go on while `skip_nonfinite` allows it."""
+        error = non_finite_error(self, step, loss, grad_norm)
+        self.optimizer.zero_grad()
+        self.num_skipped += 1
+        if self.num_skipped > self.train.skip_nonfinite:
+            raise error
+        logger.warning("left out (%d of %d) %s", self.num_skipped, self.train.skip_nonfinite, error)
+
     def _is_finite(self, loss: float, grad_norm: float) -> bool:
         scaler = self.accelerator.scaler
         if scaler is not None:  # fp16: the scaler leaves out a step that overflows, and lowers its scale
             return math.isfinite(loss) and scaler.get_scale() >= 1.0
         return math.isfinite(loss) and math.isfinite(grad_norm)
-
-    def _non_finite(self, step: int, loss: float, grad_norm: float) -> NonFiniteLossError:
-        """What is known of a non-finite step, from all processes: documents and parameters."""
-        parameters = [
-            name
-            for name, weight in self.accelerator.unwrap_model(self.model).named_parameters()
-            if weight.grad is not None and not bool(_whole(weight.grad).isfinite().all())
-        ]
-        self.optimizer.zero_grad()
-        found = gather_object([(self._suspects(step), parameters)])
-        report = {
-            "step": step + 1,
-            "loss": str(loss),
-            "grad_norm": str(grad_norm),
-            "documents": sorted({name for names, _ in found for name in names}),
-            "parameters": sorted({name for _, names in found for name in names}),
-        }
-        return NonFiniteLossError(describe_non_finite(report), report)
-
-    @torch.no_grad()
-    def _suspects(self, step: int) -> list[str]:
-        """Documents of this process's sequences whose own loss is not finite; of all of them when none is."""
-        slots = [slot for part in self._micro_batches() for slot in part]
-        bad = []
-        for slot in slots:
-            batch = self._load(step, [slot])
-            loss = self.model(
-                input_ids=batch.ids_BT[:, :-1],
-                shift_labels=batch.targets_BT,
-                segment_ids=batch.segments_BT,
-                num_items_in_batch=1,
-                use_cache=False,
-            ).loss
-            bad += [] if math.isfinite(loss) else [slot]
-        real = [slot for slot in bad or slots if slot != PADDING]
-        return self.batches.documents(step, real) if real else []
-
-
-def describe_non_finite(report: dict[str, Any]) -> str:
-    """The two lines of the error."""
-
-    def few(names: Sequence[str]) -> str:
-        shown = ", ".join(names[:3]) or "none"
-        return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-    return (
-        f"step {report['step']}: loss {report['loss']}, gradient norm {report['grad_norm']}; the weights are "
-        f"those of the step before\ndocuments: {few(report['documents'])}; "
-        f"parameters with a bad gradient: {few(report['parameters'])}"
-    )
 
 
 def make_optimizer(
@@ -274,8 +242,3 @@ def micro_batches(num_slots: int, *, rank: int, num_processes: int, size: int) -
     mine = list(range(rank, num_slots, num_processes))
     mine += [PADDING] * (share - len(mine))
     return [mine[start : start + size] for start in range(0, share, size)]
-
-
-def _whole(value: Tensor) -> Tensor:
-    """The plain value of a sharded tensor."""
-    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tiny import ENCODINGS, tiny_recipe
+from tiny import ENCODINGS, make_updater, tiny_recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pe_study import runs, snapshots, state
@@ -243,8 +243,6 @@ def test_weights_that_encodings_share_and_their_batches_are_equal(tmp_path: Path
     seen: dict[str, dict[str, bytes]] = {}
     for encoding in ENCODINGS:
         recipe = tiny_recipe(tmp_path, encodings=(encoding,))
-        from test_updates import make_updater
-
         updater = make_updater(recipe)
         position = {name for name, _ in updater.model.position_parameters()}
         for name, weight in updater.model.named_parameters():

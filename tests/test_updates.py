@@ -7,30 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import ENCODINGS, tiny_recipe
+from tiny import ENCODINGS, make_updater, tiny_recipe
 from torch import Tensor
 
-from pe_study.data import TrainBatches
-from pe_study.engine import make_accelerator
 from pe_study.errors import NonFiniteLossError, UsageError
-from pe_study.initial import build_model, load_data
-from pe_study.recipe import Recipe
 from pe_study.schedules import learning_rate
 from pe_study.updates import PADDING, Updater, dropout_seed, micro_batches
-
-
-def make_updater(recipe: Recipe) -> Updater:
-    accelerator = make_accelerator(recipe)
-    data = load_data(recipe, accelerator)
-    run, train = recipe.runs()[0], recipe.train
-    batches = TrainBatches(
-        data.train,
-        length=train.length,
-        batch_tokens=train.batch_tokens,
-        seed=run.seed,
-        packing=recipe.data.packing,
-    )
-    return Updater(recipe, run, accelerator, build_model(recipe, run, data.tokenizer), batches)
 
 
 def gradients(updater: Updater) -> dict[str, Tensor]:
@@ -71,7 +53,7 @@ def test_loss_is_the_mean_over_targets_not_over_micro_batches(tmp_path: Path) ->
     updater = make_updater(tiny_recipe(tmp_path))
     nats = iter([10 * 2.0, 90 * 4.0])
     updater._count_targets = lambda parts: 100  # type: ignore[method-assign]
-    updater._micro_batches = lambda: [[0], [1]]  # type: ignore[method-assign]
+    updater.micro_batches = lambda: [[0], [1]]  # type: ignore[method-assign]
     plain = updater.model.forward
 
     def forward(num_items_in_batch: int, **inputs: Any) -> Any:
@@ -231,5 +213,5 @@ def test_processes_share_the_slots_out(num_slots: int, num_processes: int, size:
 
 def test_padding_counts_nothing(tmp_path: Path) -> None:
     updater = make_updater(tiny_recipe(tmp_path))
-    batch = updater._load(0, [3, PADDING])
+    batch = updater.load(0, [3, PADDING])
     assert (batch.targets_BT != -100).sum(-1).tolist() == [16, 0]

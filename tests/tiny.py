@@ -5,7 +5,11 @@ from pathlib import Path
 
 import yaml
 
+from pe_study.data import TrainBatches
+from pe_study.engine import make_accelerator
+from pe_study.initial import build_model, load_data
 from pe_study.recipe import Recipe, load
+from pe_study.updates import Updater
 
 ENCODINGS = ("nope", "sinusoidal", "learned", "shaw", "t5", "rope", "alibi")
 WORDS = ("distance", "query", "key", "bucket", "slope", "angle", "table", "window", "bias", "phase")
@@ -43,3 +47,18 @@ def tiny_recipe(folder: Path, *overrides: str, encodings: tuple[str, ...] = ("ro
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
     return load(path, overrides)
+
+
+def make_updater(recipe: Recipe) -> Updater:
+    """The model of the recipe's first run, ready for its first update."""
+    accelerator = make_accelerator(recipe)
+    data = load_data(recipe, accelerator)
+    run, train = recipe.runs()[0], recipe.train
+    batches = TrainBatches(
+        data.train,
+        length=train.length,
+        batch_tokens=train.batch_tokens,
+        seed=run.seed,
+        packing=recipe.data.packing,
+    )
+    return Updater(recipe, run, accelerator, build_model(recipe, run, data.tokenizer), batches)

@@ -1,0 +1,110 @@
+"""Command lines for clusters, and submitit's executors."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny import tiny_recipe
+
+from pe_study import runs
+from pe_study.errors import Interrupted, PEStudyError, UsageError
+from pe_study.sweep import TrainJob, slurm_job_id, submit, sweep
+
+
+def test_one_line_a_run(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, encodings=("rope", "alibi"))
+    lines = sweep(
+        recipe.path or "", ["seeds=[0, 1]"], runs_root=tmp_path / "runs", only={"encoding": "alibi"}
+    )
+    assert [line["run_id"] for line in lines] == ["alibi-s0", "alibi-s1"]
+    assert lines[1]["argv"][1:] == [
+        *("-m", "pe_study", "train", str(recipe.path), "seeds=[0, 1]"),
+        *("--runs", str(tmp_path / "runs"), "--only", "run=alibi-s1"),
+    ]
+    json.dumps(lines)
+
+
+def test_a_command_line_trains_its_run_and_nothing_else(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, encodings=("rope", "alibi"))
+    line = sweep(recipe.path or "", ["train.steps=2"], runs_root=tmp_path / "runs")[1]
+    subprocess.run(line["argv"], check=True)
+    assert [run.run_id for run in runs.list_runs(tmp_path / "runs")] == ["alibi-s0"]
+    assert runs.is_done(tmp_path / "runs" / "tiny" / "alibi-s0")
+
+
+def command(code: int) -> dict[str, object]:
+    return {"run_id": f"ends-with-{code}", "argv": [sys.executable, "-c", f"raise SystemExit({code})"]}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit leaves logs open
+@pytest.mark.parametrize("executor", ["debug", "local"])
+def test_executors_run_all_and_report_failures(tmp_path: Path, executor: str) -> None:
+    done = submit([command(0)], tmp_path, executor=executor, jobs=2)
+    assert [(line["run_id"], line["exit_code"]) for line in done] == [("ends-with-0", 0)]
+    if executor == "local":
+        return
+    with pytest.raises(PEStudyError, match=r"ends-with-5 \(exit code 5\)") as caught:
+        submit([command(5), command(75), command(0)], tmp_path, executor=executor)
+    assert not isinstance(caught.value, Interrupted)
+    with pytest.raises(Interrupted, match="ends-with-75"):
+        submit([command(75), command(0)], tmp_path, executor=executor)
+
+
+def test_unknown_executors_and_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match='did you mean "slurm"'):
+        submit([command(0)], tmp_path, executor="slrum")
+    with pytest.raises(UsageError, match="submitit refuses an option"):
+        submit([command(0)], tmp_path, executor="debug", options={"partitoin": "gpu"})
+
+
+def test_slurm_gets_an_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Slurm here: commands of its names record what they were asked."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, says in {"srun": "", "sbatch": "Submitted batch job 42", "squeue": "", "sacct": ""}.items():
+        tool = tools / name
+        tool.write_text(f'#!/bin/sh\necho "$0 $@" >> {tmp_path}/calls\necho "{says}"\n')
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
+    options = {"slurm_partition": "gpu", "timeout_min": 30}
+    submitted = submit([command(0), command(0)], tmp_path / "logs", executor="slurm", jobs=2, options=options)
+    assert [line["job_id"] for line in submitted] == ["42_0", "42_1"]
+    script = next((tmp_path / "logs").glob("*.sh")).read_text()
+    assert "#SBATCH --array=0-1%2" in script
+    assert "#SBATCH --partition=gpu" in script
+    assert "#SBATCH --signal=USR2@" in script
+
+
+def test_preemption_lets_the_run_save_and_queues_it_again(tmp_path: Path) -> None:
+    marker = tmp_path / "saved"
+    script = (
+        "import pathlib, signal, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(marker)!r}).touch(), exit(75)))\n"
+        f"pathlib.Path({str(tmp_path / 'ready')!r}).touch()\n"
+        "time.sleep(60)\n"
+    )
+    job = TrainJob([sys.executable, "-c", script])
+    job._process = subprocess.Popen(job.argv)
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    again = job.checkpoint()
+    assert marker.exists()
+    assert again.function.argv == job.argv
+    assert again.function._process is None
+
+
+def test_exit_code_75_under_slurm_requeues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho $@ > {tmp_path}/calls\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert slurm_job_id() == "17"
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "16")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert TrainJob(command(75)["argv"])() == 75  # type: ignore[arg-type]
+    assert (tmp_path / "calls").read_text() == "requeue 16_3\n"
