@@ -16,7 +16,7 @@ from pe_study.errors import PEStudyError, PlanError, RecipeError
 from pe_study.leaves import file_name, parse_length, problem, whole
 from pe_study.plan import Plan, read_plan
 from pe_study.schema import Section
-from pe_study.sections import DataSpec, EncodingSpec, InitSpec, ModelSpec, TrainSpec
+from pe_study.sections import CHECKPOINT_TOKENIZER, DataSpec, EncodingSpec, InitSpec, ModelSpec, TrainSpec
 from pe_study.yaml_strict import Document, KeyPath, describe
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
 ]
 
 # Keys of `train` that decide what is written down, not what is learned.
-CHECKPOINT_TOKENIZER = "checkpoint"
 BOOKKEEPING = ("log_every", "eval_every", "snapshot_every", "keep_snapshots", "log_with")
 
 
@@ -248,22 +247,14 @@ def _relations(recipe: Recipe) -> Iterator[tuple[str, bool, object, str]]:
     micro = train.micro_batch_tokens or length
     accepted = f"a multiple of train.length ({length}), at most batch_tokens ({batch})"
     yield "train.micro_batch_tokens", micro % length == 0 and micro <= batch, micro, accepted
-    yield (
-        "train.warmup_steps",
-        train.warmup_steps <= train.steps,
-        train.warmup_steps,
-        f"at most steps ({train.steps})",
-    )
-    single = recipe.init is None or len(recipe.encodings) == 1
-    yield (
-        "encodings",
-        single,
-        len(recipe.encodings),
-        "one encoding, that of the weights which init.from names",
-    )
-    borrowed = recipe.init is None and recipe.data.tokenizer == CHECKPOINT_TOKENIZER
+    warmup, steps = train.warmup_steps, train.steps
+    yield "train.warmup_steps", warmup <= steps, warmup, f"at most steps ({steps})"
+    count, tokenizer = len(recipe.encodings), recipe.data.tokenizer
+    accepted = "one encoding, that of the weights which init.from names"
+    yield "encodings", recipe.init is None or count == 1, count, accepted
     accepted = "byte, bpe:N or a Hugging Face tokenizer; this word needs init.from"
-    yield "data.tokenizer", not borrowed, describe(recipe.data.tokenizer), accepted
+    needs_init = tokenizer == CHECKPOINT_TOKENIZER
+    yield "data.tokenizer", recipe.init is not None or not needs_init, describe(tokenizer), accepted
     labels = [spec.label.casefold() for spec in recipe.encodings]
     for index, label in enumerate(labels):
         accepted = "a label of its own, such as {name: rope, label: rope-2}"

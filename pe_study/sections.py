@@ -12,6 +12,8 @@ from pe_study.leaves import Accepts, choice, either, file_name, flag, number, op
 from pe_study.plan import RESCALE
 from pe_study.schema import Section
 
+CHECKPOINT_TOKENIZER = "checkpoint"  # the one that belongs to init.from
+
 
 def _tokenizer(value: Any) -> str:
     """`bpe:16k` is `bpe:16384`; other names stand for themselves."""
