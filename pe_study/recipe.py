@@ -255,6 +255,16 @@ def _relations(recipe: Recipe) -> Iterator[tuple[str, bool, object, str]]:
     accepted = "byte, bpe:N or a Hugging Face tokenizer; this word needs init.from"
     needs_init = tokenizer == CHECKPOINT_TOKENIZER
     yield "data.tokenizer", recipe.init is not None or not needs_init, describe(tokenizer), accepted
+    defaults = DataSpec().model_dump()
+    for key in ("text_field", "config", "split", "validation_split", "revision"):
+        value = getattr(recipe.data, key)
+        accepted = "the default, since corpus stdlib has no columns, configurations or splits"
+        yield (
+            f"data.{key}",
+            recipe.data.corpus != "stdlib" or value == defaults[key],
+            describe(value),
+            accepted,
+        )
     labels = [spec.label.casefold() for spec in recipe.encodings]
     for index, label in enumerate(labels):
         accepted = "a label of its own, such as {name: rope, label: rope-2}"

@@ -13,7 +13,11 @@ from pe_study import recipe, yaml_strict
 
 @pytest.fixture
 def tiny(tmp_path) -> Path:
-    return write(tmp_path)
+    path = write(tmp_path)
+    path.write_text(
+        path.read_text().replace("stdlib", "a/data-set")
+    )  # where every key of `data` means something
+    return path
 
 
 def test_the_hash_sees_content_alone(tiny, tmp_path) -> None:
