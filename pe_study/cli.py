@@ -12,6 +12,7 @@ import typer
 
 from pe_study import __version__, cli_tools, flags, layout, options, shipped, terminal
 from pe_study.errors import Interrupted, PEStudyError
+from pe_study.stopping import StopRequest
 
 app = typer.Typer(
     name=terminal.PROGRAM,
@@ -64,10 +65,12 @@ def _train(
 
         terminal.say(describe(loaded, runs, only))
     else:
-        from pe_study.train import train_study
+        with StopRequest() as stop:  # before torch is loaded, so that no signal is missed
+            from pe_study.train import train_study
 
-        for result in train_study(loaded, runs, only, progress=terminal.shows_progress(), **choices):
-            terminal.say(f"{result.status:7}  {result.folder}")
+            progress = terminal.shows_progress()
+            for result in train_study(loaded, runs, only, progress=progress, stop=stop, **choices):
+                terminal.say(f"{result.status:7}  {result.folder}")
     return runs / loaded.name
 
 

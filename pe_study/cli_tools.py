@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pe_study import options, terminal
+from pe_study import flags, options, shipped, terminal
 
 app = typer.Typer()
 
@@ -25,3 +26,35 @@ def export(
     from pe_study.export import export as write
 
     terminal.say(str(write(run, output, format=layout)))
+
+
+@app.command(epilog="Example: pe-study sweep recipes/small.yaml --executor slurm --jobs 8")
+def sweep(
+    recipe: options.RecipePath,
+    overrides: options.Overrides = None,
+    runs: options.Runs = Path("runs"),
+    only: options.Only = None,
+    executor: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="run them: local, slurm or debug", show_default=False),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="how many at a time")] = 1,
+    slurm: Annotated[
+        str | None, typer.Option(metavar="KEY=VALUE,…", help="submitit's options", show_default=False)
+    ] = None,
+) -> None:
+    """Print a command line for each run of a recipe.
+
+    One JSON object a line, run_id and argv, for a scheduler; --executor hands them to submitit instead.
+    """
+    from pe_study import sweep as sweeps
+
+    path = shipped.find(recipe)
+    lines = sweeps.sweep(path, overrides or [], runs_root=runs, only=flags.only(only))
+    if executor:
+        given = flags.pairs(slurm, "--slurm", "slurm_partition=gpu,timeout_min=600").items()
+        settings = {key: int(value) if value.isdecimal() else value for key, value in given}
+        folder = runs / ".jobs" / Path(recipe).stem
+        lines = sweeps.submit(lines, folder, executor=executor, jobs=jobs, options=settings)
+    for line in lines:
+        terminal.say(json.dumps(line))

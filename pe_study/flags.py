@@ -22,13 +22,18 @@ _SINGULAR = {"rescales": "rescale", "protocols": "protocol"}
 
 def only(text: str | None) -> dict[str, str]:
     """`encoding=rope,seed=0` -> {"encoding": "rope", "seed": "0"}; UsageError for what is not key=value."""
-    picked: dict[str, str] = {}
-    for item in (text or "").split(",") if text else []:
-        key, sign, value = item.partition("=")
-        if not sign or not value.strip():
-            raise UsageError(f'--only: "{item}" is not key=value, for example encoding=rope,seed=0')
-        picked[key.strip()] = value.strip()
-    return picked
+    return pairs(text, "--only", "encoding=rope,seed=0")
+
+
+def pairs(text: str | None, flag: str, example: str) -> dict[str, str]:
+    """The value of a flag of the form `key=value,…`; UsageError naming the flag otherwise."""
+    found: dict[str, str] = {}
+    for item in text.split(",") if text else []:
+        key, _, value = (part.strip() for part in item.partition("="))
+        if not key or not value:
+            raise UsageError(f'{flag}: "{item}" is not key=value, for example {example}')
+        found[key] = value
+    return found
 
 
 def jobs(text: str) -> int | str:
