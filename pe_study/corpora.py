@@ -121,9 +121,9 @@ def open_source(
         return sources.standard_library()
     path = Path(name).expanduser()
     if path.is_dir() and (path / "dataset_dict.json").exists() | (path / "state.json").exists():
-        return sources.rows(_saved(path, split), path.name, text_field)
+        return sources.rows(_saved(path, split), name, text_field)
     if path.is_dir() and (config or _has_card(path)):
-        return sources.rows(_downloaded(str(path), config, split, revision), path.name, text_field)
+        return sources.rows(_downloaded(str(path), config, split, revision), name, text_field)
     if path.exists():
         return sources.files(path, text_field)
     if not _looks_like_hub_id(name):
@@ -154,7 +154,7 @@ def _index(name: str, texts: Callable[[], Texts]) -> Corpus:
         total.update(document_hash.to_bytes(8, "big"))
         hashes.append(document_hash)
     if not hashes:
-        found = f"{num_seen} documents, none with text" if num_seen else "no documents"
+        found = f"no text in {num_seen} documents" if num_seen > 1 else "no text"
         raise DataError(f'data.corpus "{name}": {found}')
     document_hashes = np.frombuffer(hashes, dtype=np.uint64)
     none = np.zeros(len(hashes), dtype=bool)

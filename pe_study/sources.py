@@ -59,7 +59,7 @@ def files(path: Path, text_field: str) -> Source:
     if not path.is_dir():
         if path.suffix.lower() not in SUFFIXES:
             raise DataError(f'{path}: "{path.suffix}" is not read (accepted: {", ".join(SUFFIXES)})')
-        return Source(path.name, lambda: _file_texts(path, path.name, text_field))
+        return Source(str(path), lambda: _file_texts(path, path.name, text_field))
     found = [(name, file) for name, file in _walk(path, _is_hidden) if file.suffix.lower() in SUFFIXES]
     if not found:
         raise DataError(f"{path}: no file to read in this folder (accepted: {', '.join(SUFFIXES)})")
@@ -68,7 +68,7 @@ def files(path: Path, text_field: str) -> Source:
         for name, file in found:
             yield from _file_texts(file, name, text_field)
 
-    return Source(path.name, texts)
+    return Source(str(path), texts)
 
 
 def rows(dataset: Any, name: str, text_field: str) -> Source:

@@ -188,6 +188,7 @@ def bad_cases(folder):
     (folder / "empty").mkdir()
     (folder / "empty.txt").touch()
     (folder / "blank.txt").write_text(" \n\n")
+    (folder / "blank.jsonl").write_text('{"text": " "}\n{"text": null}\n')
     (folder / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
     (folder / "table.csv").write_text("text\nhello\n")
     (folder / "broken.parquet").write_bytes(b"PAR1 this is no table")
@@ -206,8 +207,9 @@ def bad_cases(folder):
         "missing/a/b": "no such file or folder",
         "empty": r"no file to read in this folder \(accepted: \.txt",
         "folder.txt": "no file to read in this folder",
-        "empty.txt": "1 documents, none with text",
-        "blank.txt": "1 documents, none with text",
+        "empty.txt": r"empty\.txt\": no text$",
+        "blank.txt": "no text",
+        "blank.jsonl": "no text in 2 documents",
         "latin.txt": "not UTF-8: byte 0xe9 at offset 3\nconvert it first, for example: iconv",
         "table.csv": r'"\.csv" is not read \(accepted: \.txt',
         "broken.parquet": "not a readable Parquet file",
