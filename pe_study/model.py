@@ -78,19 +78,21 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.embedding = value
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def set_output_embeddings(self, value: nn.Module) -> None:
+    def set_output_embeddings(self, value: nn.Linear) -> None:
         self.lm_head = value
 
     def layer_encodings(self) -> Iterator[Encoding]:
         """The encoding of each layer; one object for all where it is model-wide."""
         for layer in self.layers:
-            yield self.encoding if layer.encoding is None else layer.encoding
+            encoding = self.encoding if layer.encoding is None else layer.encoding
+            assert isinstance(encoding, Encoding)
+            yield encoding
 
     @property
     def first_encoding(self) -> Encoding:
@@ -194,10 +196,9 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
         hidden_BTD = self._run_layers(x_BTD, at, mask, cache)
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(self.norm(hidden_BTD[:, rows]))
-        loss = None
-        if labels is not None or shift_labels is not None:
-            targets = F.pad(labels[:, 1:], (0, 1), value=-100) if shift_labels is None else shift_labels
-            loss = next_token_loss(logits, targets, num_items_in_batch)
+        if shift_labels is None and labels is not None:
+            shift_labels = F.pad(labels[:, 1:], (0, 1), value=-100)
+        loss = None if shift_labels is None else next_token_loss(logits, shift_labels, num_items_in_batch)
         return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE_FIELD: cache})
 
     def _run_layers(self, x_BTD: Tensor, at: At, mask: Mask, cache: Cache | None) -> Tensor:

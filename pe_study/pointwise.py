@@ -15,26 +15,32 @@ from torch import Tensor
 
 def _plain(x: Tensor) -> bool:
     """Whether the hand-written CPU backward passes apply."""
-    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling()
+    return (
+        x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
+        and not torch.compiler.is_compiling()
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang, Sennrich 2019, arXiv:1910.07467)."""
     if _plain(x) and x.dtype == weight.dtype:
-        return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return]
+        return _RMSNorm.apply(x, weight, eps)
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # type: ignore[override]
-        inverse = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        inverse = (
+            torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        )
         ctx.save_for_backward(x, weight, inverse)
         return torch.mul(x, inverse).mul_(weight)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
         normed = torch.mul(x, inverse)
         along = torch.mul(grad, normed)
@@ -48,10 +54,10 @@ class _RMSNorm(torch.autograd.Function):
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x (B, H, T, K) with pair (i, i + E/2) of its first E dimensions turned by one angle.
 
-    `cos` (B or 1, 1, T, K) holds each pair's cosine twice and ones past E, `sin` (B or 1, 1, T, E/2) its sine.
+    `cos` (B or 1, 1, T, K) holds each pair's cosine twice, ones past E; `sin` (B or 1, 1, T, E/2) its sine.
     """
     if _plain(x) and x.dtype == cos.dtype:
-        return _Rotation.apply(x, cos, sin)  # type: ignore[no-any-return]
+        return _Rotation.apply(x, cos, sin)
     half = sin.shape[-1]
     first, second, passed = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
     crossed = torch.cat((-second * sin, first * sin, torch.zeros_like(passed)), dim=-1)
@@ -68,12 +74,12 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 class _Rotation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
         return _rotate(x, cos, sin)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _rotate(grad, cos, -sin), None, None

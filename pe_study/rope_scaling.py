@@ -8,13 +8,11 @@ only where frequencies are built, so that plans and reports can parse a spec wit
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pe_study import longrope
 from pe_study.errors import RescaleError, did_you_mean
 
 if TYPE_CHECKING:
@@ -177,7 +175,15 @@ def _build(
     factor = rescale.resolved_factor(original_length, length)
     options = dict(rescale.options)
     if rescale.kind == "longrope":
-        return _longrope(rescale, rotary_dim, base, original_length, length)
+        assert rescale.file is not None
+        return longrope.frequencies(
+            rescale.file,
+            options.get("attention_factor"),
+            rotary_dim=rotary_dim,
+            base=base,
+            original_length=original_length,
+            length=length,
+        )
     if rescale.kind == "none" or (factor == 1.0 and rescale.kind != "dynamic"):
         return unscaled(rotary_dim, base), float(options.get("attention_factor", 1.0))
     if rescale.kind == "dynamic" and length <= original_length:
@@ -249,48 +255,6 @@ def _ntk_by_parts(
     turns = original_length * theta / (2 * math.pi)
     gamma = ((turns - beta_slow) / (beta_fast - beta_slow)).clamp(0, 1)
     return ((1 - gamma) * theta / factor + gamma * theta).float()
-
-
-def _longrope(
-    rescale: Rescale, rotary_dim: int, base: float, original_length: int, length: int
-) -> tuple[Tensor, float]:
-    """The short factors up to the original length, the long ones past it; sqrt(1 + ln s / ln L0) on both."""
-    import torch
-
-    assert rescale.file is not None
-    content = read_longrope(rescale.file)
-    original = int(content.get("original_max_position_embeddings", original_length))
-    name = "long_factor" if length > original else "short_factor"
-    if len(content[name]) != rotary_dim // 2:
-        raise RescaleError(
-            f"{rescale.file}: {name} has {len(content[name])} factors, "
-            f"this model rotates {rotary_dim // 2} pairs"
-        )
-    factors = torch.tensor(content[name], dtype=torch.float32)
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
-    scale = float(content.get("factor", max(1.0, length / original)))
-    computed = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
-    chosen = dict(rescale.options).get("attention_factor", content.get("attention_factor", computed))
-    return 1.0 / (factors * base**exponents), float(chosen)
-
-
-@lru_cache(maxsize=16)
-def read_longrope(file: str) -> dict[str, Any]:
-    """A JSON object with `short_factor` and `long_factor`; may state `factor`, `attention_factor` and
-    `original_max_position_embeddings`. RescaleError where it does not."""
-    try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RescaleError(f"{file}: cannot read longrope factors: {error}") from None
-    for name in ("short_factor", "long_factor"):
-        values = content.get(name) if isinstance(content, dict) else None
-        if not isinstance(values, list) or not all(_is_positive(value) for value in values):
-            raise RescaleError(f"{file}: {name} must be a list of positive numbers, one a rotated pair")
-    return content
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def pair_counts(

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _NOT_ENCODINGS = {"base"}
 
+CONTROL = "nope"
+"""The encoding that encodes nothing: what the others must beat."""
+
 
 def available() -> tuple[str, ...]:
     """The names of all encodings: every module of this package but `base`."""

@@ -68,8 +68,8 @@ class Encoding(nn.Module):
 
     Traits: `is_relative` (scores depend on distances alone), `per_layer` (one instance a layer instead of one
     a model), `max_length` (None = any), `depends_on_length` (its constants are built for the declared
-    length), `rotary` (None = nothing turns), `constant_beyond` (scores change by one constant a query from this distance on; None = never),
-    `rescales` (the kinds of `pe_study.rope_scaling` it takes beside `none`).
+    length), `rotary` (None = nothing turns), `constant_beyond` (scores change by one constant a query from
+    this distance on; None = never), `rescales` (the kinds of `pe_study.rope_scaling` it takes beside `none`).
     """
 
     is_relative: ClassVar[bool] = False

@@ -18,21 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pe_study.kernels.scoring import Segments, masked_value
+
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-def masked_value(dtype: torch.dtype) -> float:
-    """What a hidden score is set to: finite, so that a row with nothing to see stays finite, and far enough
-    down that its weight underflows to zero beside any real score."""
-    return max(torch.finfo(dtype).min / 2, -1e30)
-
-
-class Segments(NamedTuple):
-    """Who may see whom beside causality: query t sees key s where their numbers agree."""
-
-    q_BT: Tensor
-    k_BS: Tensor
 
 
 @dataclass(frozen=True)
@@ -63,7 +52,7 @@ def attend_in_chunks(
     flipped = (
         None if segments is None else Segments(segments.q_BT, _flip_segments(segments.k_BS, layout.width))
     )
-    return _ChunkedAttention.apply(q_BHTK, k_flipped, v_flipped, bias_HS, band_BHTW, flipped, layout)  # type: ignore[no-any-return]
+    return _ChunkedAttention.apply(q_BHTK, k_flipped, v_flipped, bias_HS, band_BHTW, flipped, layout)
 
 
 def _flip(x_BHSK: Tensor, width: int) -> Tensor:
@@ -115,7 +104,7 @@ class _Masks:
     def __init__(self, bias_HS: Tensor, segments: Segments | None, layout: Layout) -> None:
         self.layout, self.segments = layout, segments
         self.hidden = masked_value(bias_HS.dtype)
-        heads, num_keys = bias_HS.shape
+        heads = bias_HS.shape[0]
         before = bias_HS.new_full((heads, layout.chunk - 1), self.hidden)
         self.far_vector = torch.cat((before, bias_HS), dim=1)
         self.far_vector[:, layout.chunk - 1 : layout.chunk - 1 + layout.width] = self.hidden
@@ -174,7 +163,7 @@ def _near_scores(q: Tensor, k: Tensor, band: Tensor, masks: _Masks, chunk: _Chun
 
 class _ChunkedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         q: Tensor,
         k: Tensor,
@@ -204,7 +193,7 @@ class _ChunkedAttention(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias_HS, band, out, lse = ctx.saved_tensors
         layout, masks = ctx.layout, _Masks(bias_HS, ctx.segments, ctx.layout)
         grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -214,7 +203,7 @@ class _ChunkedAttention(torch.autograd.Function):
         for chunk in _chunks(q.shape[2], bias_HS.shape[1], layout):
             if chunk.num_keys > layout.width:
                 _far_backward(grads, grad_out, (q, k, v, out, lse), masks, chunk, layout)
-            if band is not None:
+            if band is not None and grad_band is not None:
                 rows = chunk.queries
                 scores = _near_scores(q, k, band, masks, chunk, layout)
                 weights = scores.sub_(lse[:, :, rows, None]).exp_()

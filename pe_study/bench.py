@@ -1,0 +1,206 @@
+"""Speed and memory of training and evaluation: encoding x kernel x length, beside peers doing the same work.
+
+Every workload is warmed up, then all of them take turns, so that a noisy machine is noisy to each alike;
+ratios are taken within a turn. Memory is the peak of a fresh process that does one workload and nothing else,
+less what it held after importing (on CUDA: the allocator's peak).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from pe_study import costs
+from pe_study.errors import UsageError, did_you_mean
+from pe_study.workloads import PEERS, Sizes, Workload, build, step_of
+
+PHASES = ("train", "eval")
+
+
+def plan(
+    encodings: Iterable[str],
+    *,
+    lengths: Iterable[int],
+    kernels: Iterable[str] = ("auto",),
+    phases: Iterable[str] = PHASES,
+    peers: bool = False,
+    sizes: Sizes | None = None,
+    batch_tokens: int = 4096,
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> list[Workload]:
+    """All workloads of a benchmark; UsageError for a name that does not exist or sizes that do not fit."""
+    from pe_study import encodings as known
+
+    sizes = sizes or Sizes()
+    names = list(encodings)
+    for name in names:
+        if name not in known.available():
+            raise UsageError(f"bench: unknown encoding {name!r}; {did_you_mean(name, known.available())}")
+    if sizes.d_model % sizes.num_heads or sizes.num_heads % sizes.num_kv_heads:
+        raise UsageError(
+            f"bench: {sizes.num_heads} heads must divide the width {sizes.d_model} and be a multiple of "
+            f"{sizes.num_kv_heads} key heads"
+        )
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("bench: no CUDA device here; use --device cpu")
+    workloads = []
+    for phase in phases:
+        for length in lengths:
+            base = Workload("", phase, length, "auto", batch_tokens, sizes, device, dtype)
+            workloads += [replace(base, name=name, kernel=kernel) for name in names for kernel in kernels]
+            workloads += [replace(base, name=peer) for peer in PEERS if peers]
+    return workloads
+
+
+def run(
+    workloads: list[Workload],
+    *,
+    rounds: int = 7,
+    memory: bool = True,
+    progress: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Measures every workload; returns machine, matmul ceiling and one row a workload (strict JSON)."""
+    rows: list[dict[str, Any]] = []
+    for group in _groups(workloads):
+        progress(f"{group[0].phase} at length {group[0].length}: {', '.join(w.name for w in group)}")
+        rows += _measure(group, rounds)
+    if memory:
+        for row, workload in zip(rows, workloads, strict=True):
+            progress(f"memory of {workload.name} ({workload.phase}, length {workload.length})")
+            row["peak_memory_bytes"] = peak_memory(workload)
+    ceiling = matmul_ceiling(workloads[0].device, workloads[0].dtype)
+    for row, workload in zip(rows, workloads, strict=True):
+        row["matmul_share"] = row["tokens_per_second"] * _operations(workload) / ceiling
+    return {"machine": machine(workloads[0].device), "matmul_ceiling_flops": ceiling, "rows": rows}
+
+
+def _groups(workloads: list[Workload]) -> list[list[Workload]]:
+    """Workloads that take turns with each other: the same phase and length, in the order given."""
+    groups: dict[tuple[str, int], list[Workload]] = {}
+    for workload in workloads:
+        groups.setdefault((workload.phase, workload.length), []).append(workload)
+    assert [w for group in groups.values() for w in group] == workloads
+    return list(groups.values())
+
+
+def _measure(group: list[Workload], rounds: int) -> list[dict[str, Any]]:
+    steps = [step_of(workload, build(workload)) for workload in group]
+    for step in steps:
+        step()
+    seconds: list[list[float]] = [[] for _ in group]
+    for _ in range(rounds):
+        for taken, step in zip(seconds, steps, strict=True):
+            start = time.perf_counter()
+            step()
+            taken.append(time.perf_counter() - start)
+    names = [workload.name for workload in group]
+    references = {"rope": "rope", **{peer: peer for peer in PEERS}}
+    rows = []
+    for workload, taken in zip(group, seconds, strict=True):
+        row: dict[str, Any] = {
+            "encoding": workload.name,
+            "peer": workload.is_peer,
+            "phase": workload.phase,
+            "length": workload.length,
+            "kernel": workload.kernel,
+            "dtype": workload.dtype,
+            "device": workload.device,
+            "num_tokens": workload.num_tokens,
+            **asdict(workload.sizes),
+            "tokens_per_second": workload.num_tokens / statistics.median(taken),
+            "rounds": rounds,
+        }
+        for reference in references:
+            if reference in names:
+                ratios = sorted(b / a for a, b in zip(taken, seconds[names.index(reference)], strict=True))
+                row[f"ratio_to_{reference}"] = _spread(ratios)
+        rows.append(row)
+    return rows
+
+
+def _spread(ratios: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(ratios), "low": ratios[0], "high": ratios[-1]}
+
+
+def _operations(workload: Workload) -> float:
+    """Arithmetic of the decoder a token; half of three for a forward pass alone is a third."""
+    sizes = asdict(workload.sizes)
+    total = costs.training_operations(
+        num_parameters=costs.decoder_parameters(**sizes),
+        num_layers=workload.sizes.num_layers,
+        d_model=workload.sizes.d_model,
+        length=workload.length,
+        num_tokens=1,
+    )
+    return total if workload.phase == "train" else total / 3
+
+
+def matmul_ceiling(device: str, dtype: str, *, size: int = 1536, seconds: float = 1.0) -> float:
+    """Operations a second of the best square matrix multiplication: what the machine can do at all."""
+    a = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
+    best, end = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        (a @ a)[0, 0].item()  # waits for the device
+        best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the figures were taken on."""
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    return {"device": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def peak_memory(workload: Workload) -> int:
+    """Peak bytes of two steps of one workload in a process of its own, above what importing took."""
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=fresh) as pool:
+        return pool.submit(_peak_memory_here, workload, torch.get_num_threads()).result()
+
+
+def _peak_memory_here(workload: Workload, threads: int) -> int:
+    torch.set_num_threads(threads)
+    build(replace(workload, sizes=Sizes(1, 8, 1, 1, 8, 8)))  # imports what building imports
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    step = step_of(workload, build(workload))
+    step()
+    step()
+    if workload.device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result as a Markdown table, after the ALiBi paper's table of speed and memory."""
+    lines = [
+        f"{result['machine']['device']}, {result['machine']['threads']} threads, torch "
+        f"{result['machine']['torch']}; matrix multiplication reaches "
+        f"{result['matmul_ceiling_flops'] / 1e9:.0f} GFLOP/s. Ratios are medians of turns (lowest-highest).",
+        "",
+        "| phase | length | model | kernel | tokens/s | to rope | to Llama | share of matmul | peak MB |",
+        "|---|---:|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in result["rows"]:
+        memory = row.get("peak_memory_bytes")
+        lines.append(
+            f"| {row['phase']} | {row['length']} | {row['encoding']} | {row['kernel']} "
+            f"| {row['tokens_per_second']:,.0f} | {_ratio(row, 'rope')} | {_ratio(row, PEERS[0])} "
+            f"| {row['matmul_share']:.0%} | {'' if memory is None else f'{memory / 2**20:,.0f}'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _ratio(row: dict[str, Any], reference: str) -> str:
+    spread = row.get(f"ratio_to_{reference}")
+    return "" if spread is None else f"{spread['median']:.2f} ({spread['low']:.2f}-{spread['high']:.2f})"

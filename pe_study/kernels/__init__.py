@@ -1,0 +1,1 @@
+"""The attention kernels; `pe_study.attention` chooses among them."""

@@ -1,0 +1,61 @@
+"""Where the tokens of a call stand: their positions, who may see whom, and how many there may be."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pe_study.encodings.base import At
+from pe_study.kernels.scoring import Mask, Segments
+
+
+def place(
+    x_BTD: Tensor,
+    past: int,
+    declared: int,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    segment_ids: Tensor | None,
+) -> tuple[At, Mask]:
+    """Positions and mask of T new tokens behind `past` cached ones.
+
+    `attention_mask` (B, past + T) is 0 at padding; positions count real tokens unless `position_ids` (B, T)
+    say otherwise. Padding is a segment that no query belongs to. ValueError where the three contradict.
+    """
+    length = x_BTD.shape[1]
+    if segment_ids is not None and past:
+        raise ValueError("segment_ids (packed documents) cannot be continued through a cache")
+    if attention_mask is not None and attention_mask.shape[-1] != past + length:
+        raise ValueError(
+            f"attention_mask covers {attention_mask.shape[-1]} tokens, cache and input hold {past + length}"
+        )
+    segments = None if segment_ids is None else Segments(segment_ids, segment_ids)
+    k_positions_BS = torch.arange(past + length, device=x_BTD.device)[None]
+    padded = attention_mask is not None and not bool(attention_mask.all())
+    if attention_mask is not None and padded:
+        k_positions_BS = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        own = torch.zeros_like(k_positions_BS[:, past:]) if segment_ids is None else segment_ids
+        shown = torch.zeros_like(k_positions_BS) if segment_ids is None else segment_ids
+        segments = Segments(own, torch.where(attention_mask.bool(), shown, -1))
+    moved = position_ids is not None and not _same(position_ids, k_positions_BS[:, past:])
+    if position_ids is not None and moved:
+        if past:
+            raise ValueError("position_ids behind a cache must be those that follow from the attention mask")
+        k_positions_BS = position_ids
+    consecutive = not (padded or moved) or _consecutive(k_positions_BS, segments)
+    return At(0, k_positions_BS[:, past:], k_positions_BS, declared, consecutive), Mask(past, segments)
+
+
+def _consecutive(positions_BS: Tensor, segments: Segments | None) -> bool:
+    """Whether distances follow from indices: among tokens of one segment, position - index is one number."""
+    shift_BS = positions_BS - torch.arange(positions_BS.shape[1], device=positions_BS.device)
+    if segments is None:
+        return bool((shift_BS == shift_BS[:, :1]).all())
+    order_BS = segments.k_BS.argsort(dim=-1, stable=True)
+    sorted_BS, shift_BS = segments.k_BS.gather(1, order_BS), shift_BS.expand_as(order_BS).gather(1, order_BS)
+    together = (sorted_BS[:, 1:] == sorted_BS[:, :-1]) & (sorted_BS[:, 1:] >= 0)  # -1 is padding
+    return bool(((shift_BS[:, 1:] == shift_BS[:, :-1]) | ~together).all())
+
+
+def _same(given_BT: Tensor, derived_BT: Tensor) -> bool:
+    return given_BT.shape[-1] == derived_BT.shape[-1] and bool((given_BT == derived_BT).all())
