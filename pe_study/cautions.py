@@ -42,8 +42,8 @@ def _not_finite(curves: pd.DataFrame) -> list[str]:
         (curves["lost_seeds"] > 0) & ((curves["num_seeds"] > 0) | (curves["status"] == "not finite"))
     ]
     return [
-        f"{label}: {int(part['lost_seeds'].max())} of its seeds without a finite loss at {listed(part['length'])}; "
-        "means there are over the others."
+        f"{label}: {int(part['lost_seeds'].max())} of its seeds without a finite loss at "
+        f"{listed(part['length'])}; means there are over the others."
         for label, part in lost.groupby("label", observed=True)
     ]
 
@@ -60,8 +60,8 @@ def _lost(rows: pd.DataFrame) -> list[str]:
 def _untrained(rows: pd.DataFrame) -> list[str]:
     used = rows[rows["untrained_rows"] > 0]
     return [
-        f"{label}: past length {listed(part['train_length'])} it uses rows of its position table that training "
-        f"never touched (up to {int(part['untrained_rows'].max()):,} of them)."
+        f"{label}: past length {listed(part['train_length'])} it uses rows of its position table that "
+        f"training never touched (up to {int(part['untrained_rows'].max()):,} of them)."
         for label, part in used.groupby("label", observed=True)
     ]
 
@@ -84,8 +84,8 @@ def _targets(rows: pd.DataFrame) -> list[str]:
             )
         else:
             said.append(
-                f"{_names(part['label'])}, {protocol}: not the same targets everywhere (other documents or other "
-                "tokens at some length, seed or rescale), so differences mix length with text."
+                f"{_names(part['label'])}, {protocol}: not the same targets everywhere (other documents or "
+                "other tokens at some length, seed or rescale), so differences mix length with text."
             )
     return said
 
@@ -131,7 +131,8 @@ def _packing(studies: Sequence[Study]) -> list[str]:
     if "concatenate" not in packings:
         return []
     return [
-        "Trained on concatenated documents: within a training window a token can attend to the document before its own."
+        "Trained on concatenated documents: within a training window a token can attend to the document "
+        "before its own."
     ]
 
 

@@ -55,7 +55,7 @@ def training_figure(training: pd.DataFrame, looks: Looks) -> Figure | None:
 
 
 def differences_figure(found: Sequence[Comparison], looks: Looks, curves: pd.DataFrame) -> Figure | None:
-    """Each encoding against the control (or against the first one) at the declared lengths, with intervals."""
+    """Each encoding against the control (or the first one) at the declared lengths, with intervals."""
     against = CONTROL if any(CONTROL in (one.label, one.other) for one in found) else None
     against = against or (found[0].label if found else None)
     chosen = [_from(one, against) for one in found if against in (one.label, one.other)]
@@ -82,8 +82,8 @@ def differences_figure(found: Sequence[Comparison], looks: Looks, curves: pd.Dat
         name="differences",
         title=f"Difference from {against} ({protocol})",
         caption=caption(curves[(curves["protocol"] == protocol) & (curves["rescale"] == "none")], protocol)
-        + f" Left of zero is better than {against}. 95 % intervals {what}; filled: differs from {against} after "
-        f"Holm's correction over all {len(found)} pairs and lengths, hollow: not shown to differ.",
+        + f" Left of zero is better than {against}. 95 % intervals {what}; filled: differs from {against} "
+        f"after Holm's correction over all {len(found)} pairs and lengths, hollow: not shown to differ.",
         alt="; ".join(f"{label} {value:+.3f} nats at {n:,}" for label, n, value, *_ in chosen),
         table=comparison_table(found),
         draw=draw,
@@ -177,12 +177,13 @@ def decomposition_figure(found: Sequence[Decomposition], looks: Looks) -> Figure
     return Figure(
         name="decomposition",
         title=f"Where the change at {length:,} comes from",
-        caption=f"Nonoverlapping loss minus that at the training length {first.train_length:,}, split in two. Pale, "
-        "above: early tokens of a window (nonoverlapping minus exact-context; longer windows have fewer of "
-        "them). Full, below: what more context does to a target (exact-context). Black: 95 % intervals "
+        caption=f"Nonoverlapping loss minus that at the training length {first.train_length:,}, split in two. "
+        "Pale, above: early tokens of a window (nonoverlapping minus exact-context; longer windows have fewer "
+        "of them). Full, below: what more context does to a target (exact-context). Black: 95 % intervals "
         f"({'documents, these runs' if first.num_seeds == 1 else 'seeds and documents'}); {same}.",
         alt="; ".join(
-            f"{label}: early tokens {rows[label].early.estimate:+.3f}, context {rows[label].context.estimate:+.3f} nats"
+            f"{label}: early tokens {rows[label].early.estimate:+.3f}, "
+            f"context {rows[label].context.estimate:+.3f} nats"
             for label in labels
         ),
         table=decomposition_table(found),
@@ -232,8 +233,8 @@ def cost_figure(cost: pd.DataFrame, looks: Looks) -> Figure | None:
     return Figure(
         name="cost",
         title="Cost of a training run",
-        caption="Median logged speed, peak memory of the process and parameters that the encoding adds; mean over "
-        "seeds. Speeds of runs that shared a machine with others are not comparable.",
+        caption="Median logged speed, peak memory of the process and parameters that the encoding adds; mean "
+        "over seeds. Speeds of runs that shared a machine with others are not comparable.",
         alt="; ".join(
             f"{label}: "
             + ", ".join(f"{title} {number(row[c])}" for c, title in kept.items() if row[c] == row[c])

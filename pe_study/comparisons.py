@@ -1,4 +1,4 @@
-"""Differences between encodings at lengths declared in advance, and where a gain from longer input comes from."""
+"""Differences between encodings at lengths declared in advance, and where a gain comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves over a length axis: bands, the training-length line, cuts that say how far they go, labels at the ends."""
+"""Curves over a length axis: bands, the training-length line, cuts with their values, labels at the ends."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def spaced(lengths: Sequence[int], most: int, keep: int | None) -> list[int]:
 def draw_lines(
     axes: Axes, lines: Sequence[Line], canvas: Canvas, limits: tuple[float, float], *, label: bool = True
 ) -> None:
-    """Curves with bands; one above the limits leaves at the top, marked there and labelled with its last value."""
+    """Curves with bands; one above the limits leaves at the top, marked, labelled with its last value."""
     axes.set_ylim(limits)
     top = limits[1]
     for line in lines:
@@ -154,7 +154,7 @@ def label_ends(axes: Axes, lines: Sequence[Line], canvas: Canvas) -> None:
 
 
 def _end(line: Line, axes: Axes) -> tuple[float, str]:
-    """Where a curve leaves the axes (as a fraction of its height), and its label, with the value if it is cut."""
+    """Where a curve leaves the axes (a fraction of their height), and its label, with its value if cut."""
     last = line.y[~np.isnan(line.y)][-1]
     bottom, top = axes.get_ylim()
     if last > top:

@@ -1,6 +1,6 @@
 """The house style of every figure: sizes, themes, saving, and the SVG that a page inlines.
 
-A figure is drawn in light colours by a function of a `Canvas`; the same function serves one and two paper columns.
+A figure is drawn in light colours by a function of a `Canvas`, which serves one and two paper columns.
 The dark version is the same drawing recoloured; the page inlines an SVG whose colours are CSS variables.
 """
 
@@ -79,7 +79,7 @@ class Figure:
 def render(
     figure: Figure, size: str, forms: Sequence[str], colours: Mapping[str, str] | None = None
 ) -> dict[str, bytes]:
-    """The figure in each of `forms` ("svg", "png") as bytes; with `colours` (light to dark) also "svg-dark", ….
+    """The figure in each of `forms` ("svg", "png"); with `colours` (light to dark) also "svg-dark", ….
 
     The same input gives the same bytes.
     """

@@ -41,8 +41,8 @@ def _scope(plain: Sequence[Verdict]) -> str:
         who = "Some ran with one seed: sentences about those are about that run only"
     else:
         who = (
-            f"{_range(seeds)} seeds each: intervals are over seeds and documents, so that sentences are about "
-            "the encodings"
+            f"{_range(seeds)} seeds each: intervals are over seeds and documents, so that sentences are "
+            "about the encodings"
         )
     return (
         f"Trained at length {listed(v.train_length for v in plain)}, evaluated to "
@@ -85,8 +85,9 @@ def _gaining(group: Sequence[Verdict], length: int) -> str:
 
 def _flat(group: Sequence[Verdict], length: int) -> str:
     return (
-        f"**{_names(group)}** {_verb(group, 'holds', 'hold')} to {_times(length, group[0])} within {PERCENT}, "
-        f"without a gain from longer input: {'models' if len(group) > 1 else 'a model'} of a window, in effect."
+        f"**{_names(group)}** {_verb(group, 'holds', 'hold')} to {_times(length, group[0])} "
+        f"within {PERCENT}, without a gain from longer input: "
+        f"{'windowed models' if len(group) > 1 else 'a windowed model'}, in effect."
     )
 
 
@@ -96,8 +97,8 @@ def _failing(plain: Sequence[Verdict]) -> list[str]:
         for group in _alike([v for v in plain if v.fails_by == length]):
             worst = "; ".join(f"{v.label} {_change(v, v.longest)} at {v.longest:,}" for v in group)
             said.append(
-                f"**{_names(group)}** {_verb(group, 'fails', 'fail')} by {_times(length, group[0])}: the loss is "
-                f"more than {PERCENT} above that at the training length ({worst})."
+                f"**{_names(group)}** {_verb(group, 'fails', 'fail')} by {_times(length, group[0])}: the "
+                f"loss is more than {PERCENT} above that at the training length ({worst})."
             )
     return said
 
@@ -107,8 +108,8 @@ def _unsettled(plain: Sequence[Verdict]) -> list[str]:
     if not group:
         return []
     return [
-        f"**{_names(group)}**: not settled. The intervals neither show a rise of {PERCENT} nor rule one out at the "
-        "first length past the training length; more documents or seeds would."
+        f"**{_names(group)}**: not settled. The intervals neither show a rise of {PERCENT} nor rule one out "
+        "at the first length past the training length; more documents or seeds would."
     ]
 
 
@@ -157,13 +158,13 @@ def _rescaled(found: Sequence[Verdict]) -> list[str]:
     ]
     where = "" if plain.about_encoding else " in this run"
     return [
-        f"**{plain.label} rescaled**{where}, change of loss at {length:,} from the training length: unrescaled "
-        f"{_change(plain, length)}; {'; '.join(texts)}."
+        f"**{plain.label} rescaled**{where}, change of loss at {length:,} from the training length: "
+        f"unrescaled {_change(plain, length)}; {'; '.join(texts)}."
     ]
 
 
 def yarn_sentence(notes: Sequence[Mapping[str, object]]) -> str | None:
-    """How many frequency pairs YaRN leaves, blends and interpolates at the longest length, and what it means."""
+    """How many frequency pairs YaRN leaves, blends and interpolates at the longest length."""
     yarn = [note for note in notes if str(note.get("rescale", "")).startswith("yarn")]
     yarn = [note for note in yarn if note.get("kept") is not None]
     if not yarn:
@@ -180,8 +181,8 @@ def yarn_sentence(notes: Sequence[Mapping[str, object]]) -> str | None:
     else:
         meaning = f"a model of another training length would split them otherwise{at and ' than' + at[3:]}"
     return (
-        f"YaRN ({note['rescale']}, length {int(str(note['length'])):,}) leaves {kept} of {total} frequency pairs "
-        f"as they are, blends {blended} and interpolates {interpolated}: {meaning}."
+        f"YaRN ({note['rescale']}, length {int(str(note['length'])):,}) leaves {kept} of {total} frequency "
+        f"pairs as they are, blends {blended} and interpolates {interpolated}: {meaning}."
     )
 
 

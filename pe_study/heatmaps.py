@@ -79,13 +79,14 @@ def retrieval_figure(retrieval: pd.DataFrame) -> Figure | None:
         for axes in panels[len(groups) :]:
             axes.set_axis_off()
 
+    tasks = ", ".join(sorted({str(task) for task in answered["task"]}))
     samples = int(answered.groupby(["label", "rescale", "length", "depth"], observed=True).size().min())
     lines = math.ceil(len(groups) / 3)
     return Figure(
         name="retrieval",
         title="Retrieval by depth and length",
-        caption=f"Per cent of answers that are right ({', '.join(sorted(set(answered['task'].astype(str))))}), by where "
-        f"in the text the answer stands; at least {samples} samples a cell; trained at length "
+        caption=f"Per cent of answers that are right ({tasks}), by "
+        f"where in the text the answer stands; at least {samples} samples a cell; trained at length "
         f"{listed(answered['train_length'].dropna())}.",
         alt="; ".join(
             f"{name}: {100 * float(np.nanmean(table)):.0f} % over all" for name, table in groups.items()

@@ -20,7 +20,7 @@ from pe_study.view import View
 
 @dataclass(frozen=True)
 class Shown:
-    """A figure on the page; `metric` and `protocol` are "" where it holds for all, `chosen` what shows first."""
+    """A figure on the page; `metric` and `protocol` are "" where it holds for all; `chosen` shows first."""
 
     figure: Figure
     metric: str = ""

@@ -37,7 +37,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page; `metric` and `protocol` are "" where it holds for all, `chosen` what shows first."""
+    """A table of the page; `metric` and `protocol` are "" where it holds for all; `chosen` shows first."""
 
     name: str
     title: str
@@ -77,7 +77,7 @@ def main_table(
         columns=[Column("encoding"), *(Column(f"{n:,}", numeric=True) for n in frame.columns)],
         rows=rows,
         data=shown.drop(columns=["corpus_hash", "tokenizer_hash"]),
-        note=f"{tables.METRICS[metric].capitalize()}; lower is better; the best of a length is marked. {seeds}",
+        note=f"{tables.METRICS[metric].capitalize()}; lower is better; the best is marked. {seeds}",
         metric=metric,
         protocol=protocol,
         chosen=chosen,
@@ -103,7 +103,7 @@ def _value(value: Any, best: float, metric: str) -> Cell:
 def plain(
     name: str, title: str, frame: pd.DataFrame, note: str = "", data: pd.DataFrame | None = None
 ) -> Table:
-    """A frame as a table: numbers to the right, missing values as a dash. `data` is its CSV if not the frame."""
+    """A frame as a table: numbers to the right, a dash for a missing value. `data`: its CSV."""
     numeric = [pd.api.types.is_numeric_dtype(frame[column]) for column in frame.columns]
     rows = [
         [_cell(value, is_number) for value, is_number in zip(row, numeric, strict=True)]
@@ -161,10 +161,10 @@ def verdicts_table(found: Sequence[Verdict]) -> Table:
         ],
         rows=rows,
         data=data,
-        note="Survives: up to this length, every length has an upper simultaneous 95 % bound of the rise of its loss "
-        "below the margin (0.5 % or 2 % of the loss at the training length). Fails by: the first length with a "
-        "lower bound above it. Gains to: the last length L with a lower bound of loss(L/2) - loss(L) above zero. "
-        f"Bounds speak of {level}. A dash: not reached.",
+        note="Survives: up to this length, every length has an upper simultaneous 95 % bound of the rise of "
+        "its loss below the margin (0.5 % or 2 % of the loss at the training length). Fails by: the first "
+        "length with a lower bound above it. Gains to: the last length L with a lower bound of "
+        f"loss(L/2) - loss(L) above zero. Bounds speak of {level}. A dash: not reached.",
     )
 
 
@@ -207,8 +207,8 @@ def comparisons_table(found: Sequence[Comparison]) -> Table:
         "comparisons",
         f"Differences between encodings ({found[0].protocol})",
         frame,
-        f"Declared in advance: every pair at 2, 4 and 8 training lengths; Holm's correction over all {len(found)}. "
-        f"Negative: the first has the lower loss. Speaks of {what}.",
+        f"Declared in advance: every pair at 2, 4 and 8 training lengths; Holm's correction over all "
+        f"{len(found)}. Negative: the first has the lower loss. Speaks of {what}.",
         data,
     )
 

@@ -1,7 +1,7 @@
 """One look per encoding, the same in every figure: colour (light and dark), dash and marker.
 
-Colours keep apart for the three kinds of colour blindness and in grey (a test simulates both), reach 3:1 against
-the page, and never carry a difference alone: dash and marker repeat it.
+Colours keep apart for the three kinds of colour blindness and in grey (a test simulates both), reach 3:1
+against the page, and never carry a difference alone: dash and marker repeat it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COLOURS = {
     "shaw": ("#0099dc", "#4fd9fb"),
     "t5": ("#008155", "#08a97d"),
     "rope": ("#3955be", "#87a5ff"),
-    "alibi": ("#851f00", "#d0623e"),
+    "alibi": ("#7d1d00", "#d0623e"),
 }
 DASHES = (
     "solid",
@@ -47,9 +47,9 @@ class Look:
 
 
 def looks(series: Iterable[tuple[str, str]]) -> dict[str, Look]:
-    """Label -> look for (label, encoding) pairs. Labels of one encoding share its hue and differ in dash and marker.
+    """Label -> look, for (label, encoding) pairs. Those of one encoding share its colour only.
 
-    A label never depends on what else is shown when it is named like a known encoding; others take free hues by name.
+    The look of a known encoding never depends on what else is shown; others take free hues in order of name.
     """
     pairs = sorted(set(series), key=lambda pair: (order(pair[1]), pair[0] != pair[1], pair[0]))
     unknown = sorted({encoding for _, encoding in pairs if encoding not in COLOURS})
@@ -93,7 +93,7 @@ def _hex(hue: float, lightness: float, saturation: float) -> str:
     )
 
 
-# Rescales are lines of one encoding, so they have looks of their own; a kind keeps its look whatever its factor.
+# Rescales are lines of one encoding, so they have looks of their own; a kind has one whatever its factor.
 _RESCALES = ("none", "linear", "ntk", "yarn", "dynamic", "ntk-by-parts", "llama3", "longrope")
 _RESCALE_COLOURS = [COLOURS[name] for name in ("rope", "learned", "shaw", "t5", "sinusoidal", "alibi")]
 

@@ -22,7 +22,7 @@ DOTTED = " Dotted: the same targets with the context cut to the training length.
 
 
 def length_figure(curves: pd.DataFrame, metric: str, protocol: str, looks: Looks) -> Figure | None:
-    """`metric` against length for every label, unrescaled, under one protocol; None without a number to show."""
+    """`metric` against length for every label, unrescaled, under one protocol; None without a number."""
     shown = unrescaled(curves[curves["protocol"] == protocol])
     if not drawable(shown, metric):
         return None

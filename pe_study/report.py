@@ -1,4 +1,4 @@
-"""From studies on disk to a page: index.html (self-contained, offline), report.md, figures/, tables/, report.json."""
+"""From studies on disk to a page: index.html (self-contained), report.md, figures/, tables/, report.json."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ def build(
     *,
     view: Path | str | None = None,
     title: str | None = None,
+    formats: Sequence[str] = ("svg", "png"),
 ) -> Path:
-    """Read studies (folders of runs, evaluations of checkpoints), write their page; returns the path of index.html.
+    """Read studies (runs, or evaluations of checkpoints), write their page; returns the path of index.html.
 
-    `output` None is reports/<names>/. UsageError for a missing study, an output that is not ours or a bad view;
-    DataError for results that cannot be read.
+    `output` None is reports/<names>/. `formats` are the kinds of figure files to write. UsageError: a missing study, an output that is not ours, a bad view;
+    DataError: results that cannot be read.
     """
     found = [read_study(path) for path in studies]
     chosen = read_view(view)
@@ -48,11 +49,11 @@ def build(
     claim_folder(folder, ours=(MANIFEST,))
     command = "pe-study report " + " ".join(shlex.quote(str(path)) for path in studies)
     page = compose(found, chosen if title is None else dataclasses.replace(chosen, title=title), command)
-    _write(page, found, folder)
+    _write(page, found, folder, formats)
     return folder / "index.html"
 
 
-def _write(page: Page, studies: Sequence[Study], folder: Path) -> None:
+def _write(page: Page, studies: Sequence[Study], folder: Path, formats: Sequence[str]) -> None:
     write_json(
         folder / MANIFEST, _manifest(page, studies)
     )  # first: an interrupted report is still ours to replace
@@ -60,7 +61,8 @@ def _write(page: Page, studies: Sequence[Study], folder: Path) -> None:
         (folder / name).mkdir(exist_ok=True)
     environment = _environment(page)
     shown = [figure for section in page.sections for figure in section.figures]
-    inline = {item.figure.name: _save_figure(item, folder, environment.globals["colours"]) for item in shown}
+    colours = environment.globals["colours"]
+    inline = {item.figure.name: _save_figure(item, folder, colours, formats) for item in shown}
     for table in (table for section in page.sections for table in section.tables):
         _save_csv(table.data, folder / "tables" / f"{table.name}.csv")
     context = _context(page, inline)
@@ -103,10 +105,12 @@ def markdown(table: Table) -> str:
     return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
 
 
-# --- files -----------------------------------------------------------------------------------------------------
+# --- files -----------------------------------------------------------------------------------------------
 
 
-def _save_figure(shown: Shown, folder: Path, colours: dict[str, str]) -> dict[str, str]:
+def _save_figure(
+    shown: Shown, folder: Path, colours: dict[str, str], formats: Sequence[str]
+) -> dict[str, str]:
     """Write a figure's files and CSV; returns the inline SVGs of the page.
 
     What shows first is written as SVG and PNG in both sizes and themes; other metrics and protocols as SVG.
@@ -115,10 +119,12 @@ def _save_figure(shown: Shown, folder: Path, colours: dict[str, str]) -> dict[st
     inline = {}
     for size, suffix in (("two-column", ""), ("one-column", "-one-column")):
         base = f"{figure.name}{suffix}"
-        forms, dark = (("svg", "png"), colours) if shown.chosen else (("svg",), None)
-        made = drawing.render(figure, size, forms, dark)
+        forms = dict.fromkeys(["svg", *(formats if shown.chosen else ())])
+        made = drawing.render(figure, size, tuple(forms), colours if shown.chosen else None)
         for form, content in made.items():
             kind, _, theme = form.partition("-")
+            if kind not in formats:
+                continue
             (folder / "figures" / f"{base}{'-' if theme else ''}{theme}.{kind}").write_bytes(content)
         inline[size] = drawing.themed(made["svg"], colours, base)
     _save_csv(figure.table, folder / "tables" / f"{figure.name}.csv")

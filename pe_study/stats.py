@@ -1,4 +1,4 @@
-"""Intervals and tests at the three levels that sentences may claim. Arrays in, intervals out; no files, no torch.
+"""Intervals and tests at the three levels that sentences may claim. Arrays in, intervals out.
 
 (a) *these weights, new documents*: paired differences of documents (`over_documents`). Says "this run".
 (b) *this encoding, new seeds*: the seed is the unit (`over_seeds`, `seed_difference`, `welch`).
@@ -103,8 +103,11 @@ class Variance:
 
 
 def pooled_residual(value_SE: ArrayLike) -> Variance:
-    """Variance of the encoding x seed residual: what is left of E encodings at S paired seeds after the means of
-    both, with (E-1)(S-1) degrees of freedom. Pass encodings that do not fail; failing ones spread otherwise."""
+    """Variance of the encoding x seed residual, with (E-1)(S-1) degrees of freedom.
+
+    It is what is left of E encodings at S paired seeds after the means of both. Pass encodings that do not
+    fail; failing ones spread otherwise.
+    """
     value_SE = np.asarray(value_SE, dtype=np.float64)
     num_seeds, num_encodings = value_SE.shape
     df = (num_seeds - 1) * (num_encodings - 1)
@@ -143,7 +146,7 @@ def add_variances(parts: Sequence[Variance]) -> Variance:
 
 
 def seed_difference(value_S: ArrayLike, other_S: ArrayLike, residual: Variance) -> Interval:
-    """Level (b) for two encodings at the same seeds, with a pooled residual: mean difference +- t sqrt(2 s2 / S)."""
+    """Level (b) for two encodings at the same seeds, pooled residual: mean difference +- t sqrt(2 s2 / S)."""
     difference_S = np.asarray(value_S, dtype=np.float64) - np.asarray(other_S, dtype=np.float64)
     error = math.sqrt(2 * residual.value / difference_S.size) if residual.df > 0 else math.nan
     return Interval(float(difference_S.mean()), error, residual.df, difference_S.size)
@@ -161,8 +164,8 @@ def over_both(value_SD: ArrayLike, weight_D: ArrayLike, seed_variance: Variance)
     """Level (c): the variance over documents of the mean over seeds, plus that of the seed mean.
 
     `value_SD` is a contrast (a difference of two encodings, or of two lengths) of every seed and document;
-    `seed_variance` the variance of its mean over the S seeds. What seed and document share, the residual, is in
-    both of them once and is taken off once.
+    `seed_variance` the variance of its mean over the S seeds. The residual of seed and document is in both
+    of them once and is taken off once.
     """
     value_SD = np.asarray(value_SD, dtype=np.float64)
     weight_D = np.asarray(weight_D, dtype=np.float64)

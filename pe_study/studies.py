@@ -1,4 +1,4 @@
-"""Reads what trainings and evaluations left on disk, for reports: files only, no torch, nothing is written."""
+"""Reads what trainings and evaluations left on disk, for reports; writes nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation plan's results: rows as in a results.parquet, its summary file and its retrieval rows."""
+    """One evaluation plan's results: rows of a results.parquet, its summary file and its retrieval rows."""
 
     plan: str
     folder: Path

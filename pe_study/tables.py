@@ -1,9 +1,9 @@
 """From rows to the tables that figures, sentences and CSV files share.
 
-A *series* is one line of a figure: everything that is fixed while the length varies (`SERIES`). A *cell* is one
-series at one length and seed. Sums over documents and positions come first, then the division, then the mean over
-seeds of the NLL, and only then the exponential: perplexity = exp(mean NLL). Loss is nats per token, `nll`;
-bits per byte = nats / (ln 2 x bytes).
+A *series* is one line of a figure: everything that is fixed while the length varies (`SERIES`). A *cell* is
+one series at one length and seed. Sums over documents and positions come first, then the division, then the
+mean over seeds of the NLL, and only then the exponential: perplexity = exp(mean NLL). Loss is nats per token,
+`nll`; bits per byte = nats / (ln 2 x bytes).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_EXPONENT = 709.78  # exp overflows float64 above it
 
 
 def prepare(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows in which every series comes from one plan, the one with most lengths, so that no target counts twice.
+    """Rows in which each series comes from one plan, the one of most lengths: no target counts twice.
 
     Two strides at one length are two protocols: "sliding/128", "sliding/256".
     """
@@ -66,14 +66,14 @@ def prepare(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def protocols_of(rows: pd.DataFrame) -> list[str]:
-    """The protocols of rows in the order in which they are shown; helper protocols of decompositions left out."""
+    """The protocols of rows in the order in which they are shown, without those only decompositions need."""
     found = {str(name) for name in rows["protocol"]} - {LATE}
     rank = {name: place for place, name in enumerate(PROTOCOLS)}
     return sorted(found, key=lambda name: (rank.get(name.partition("/")[0], len(rank)), name))
 
 
 def cells(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row a series, length and seed: summed nll, tokens, bytes, windows, documents; nll and bits_per_byte.
+    """One row a series, length and seed: sums of nll, tokens, bytes, windows; nll and bits_per_byte.
 
     A cell with a lost row keeps its place with that status and no number.
     """
@@ -109,7 +109,7 @@ def _divide(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def over_seeds(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Mean and 95 % t interval over the seeds of each group, in every metric, as `stats.mean_interval` has them.
+    """Mean and 95 % t interval over the seeds of each group, in every metric, as in `stats.mean_interval`.
 
     Seeds that are not finite are left out and counted in `lost_seeds`; one finite seed has no interval.
     `overflow` marks a loss whose exponential leaves float64: its perplexity is null.
@@ -180,7 +180,7 @@ def position_curves(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def main_table(curves: pd.DataFrame, metric: str, lengths: Sequence[int]) -> pd.DataFrame:
-    """Rows: label and rescale; columns: lengths; values: numbers, or the status as text where there is none."""
+    """Rows: label and rescale; columns: lengths; values: numbers, or a status where there is none."""
     shown = curves[curves["length"].isin(lengths)]
     text = shown["status"].where(shown[metric].isna(), None)
     value = shown[metric].astype(object).where(shown[metric].notna(), text)

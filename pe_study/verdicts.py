@@ -2,13 +2,13 @@
 
 At one protocol, with L0 the training length and X(L) the loss at length L on the same targets:
 
-- *survives* the largest grid length with every grid length up to it having an upper simultaneous 95 % bound of
-  X(L) - X(L0) below delta, which is 0.5 % (or 2 %) of X(L0);
+- *survives* the largest grid length with every grid length up to it having an upper simultaneous 95 % bound
+  of X(L) - X(L0) below delta, which is 0.5 % (or 2 %) of X(L0);
 - *fails by* the smallest grid length with a lower bound above delta;
 - *gains to* the largest grid length with a lower bound of X(L/2) - X(L) above zero.
 
-Simultaneous means Bonferroni over the grid lengths past L0, declared by the grid. With one seed the bounds are of
-level (a), and speak of that run; with more of level (c), and speak of the encoding (see `stats`).
+Simultaneous means Bonferroni over the grid lengths past L0. With one seed the bounds are
+of level (a), and speak of that run; with more of level (c), and speak of the encoding (see `stats`).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def verdicts(rows: pd.DataFrame, protocol: str) -> list[Verdict]:
 
 
 def read_losses(rows: pd.DataFrame) -> Losses:
-    """Mean loss by length, seed and document, of the seeds and documents that have a number at every length."""
+    """Mean loss by length, seed and document, of the seeds and documents with a number at every length."""
     lost = rows[rows["status"].isin(LOST)].groupby("length")["status"].first()
     scored = rows[(rows["num_tokens"] > 0) & ~rows["length"].isin(lost.index)]
     sums = scored.groupby(["length", "seed", "document"])[["nll_sum", "num_tokens"]].sum(min_count=1)
@@ -112,7 +112,7 @@ def read_losses(rows: pd.DataFrame) -> Losses:
 def _seed_spread(
     judged: Mapping[tuple[str, str, str], Losses], start: int, length: int
 ) -> dict[tuple, Variance]:
-    """Seed variance of X(length) - X(start) of each series: pooled over those that do not fail, else its own."""
+    """Seed variance of X(length) - X(start) by series: pooled over those that do not fail, else its own."""
     spread: dict[tuple, Variance] = {}
     pool: dict[tuple, Array] = {}
     most = max(loss.num_seeds for loss in judged.values())
