@@ -6,30 +6,26 @@ never move it, and two copies of a document fall on the same side.
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import hashlib
 import re
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from pe_study import hub, sources
 from pe_study.cache import digest
-from pe_study.errors import DataError, did_you_mean
+from pe_study.corpus_names import open_source
+from pe_study.errors import DataError
 from pe_study.sources import Source, Texts
 
 if TYPE_CHECKING:
     from pe_study.sections import DataSpec
 
 Split = Literal["train", "validation", "all"]
-BUILT_IN = ("stdlib",)
 _HUB_PARTS = re.compile(r"(?P<id>[^:]+)(:(?P<config>[\w.-]+))??(:(?P<split>\w+(\[.*\])?))?")
-_HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -79,19 +75,18 @@ def load_corpus(spec: DataSpec) -> Corpus:
 
     Raises DataError naming `data.corpus` and what would be accepted.
     """
-    source = open_source(
-        spec.corpus, text_field=spec.text_field, config=spec.config, split=spec.split, revision=spec.revision
-    )
+
+    def source(split: str) -> Source:
+        return open_source(
+            spec.corpus, text_field=spec.text_field, config=spec.config, split=split, revision=spec.revision
+        )
+
     if spec.validation_split is None:
-        return read_corpus(source, spec.validation_fraction)
-    held_out = open_source(
-        spec.corpus,
-        text_field=spec.text_field,
-        config=spec.config,
-        split=spec.validation_split,
-        revision=spec.revision,
-    )
-    return _join(read_corpus(source, 0.0), read_corpus(held_out, 0.0))
+        return read_corpus(source(spec.split), spec.validation_fraction)
+    if spec.validation_split == spec.split:
+        raise DataError(f'data.validation_split "{spec.split}" is the training split: name another, or none')
+    training, held_out = source(spec.split), source(spec.validation_split)
+    return _join(read_corpus(training, 0.0), read_corpus(held_out, 0.0))
 
 
 def open_corpus(name: str, text_field: str = "text") -> Corpus:
@@ -106,31 +101,6 @@ def open_corpus(name: str, text_field: str = "text") -> Corpus:
     else:
         source = open_source(name, text_field=text_field)
     return read_corpus(source, 0.0)
-
-
-def open_source(
-    name: str,
-    *,
-    text_field: str = "text",
-    config: str | None = None,
-    split: str = "train",
-    revision: str | None = None,
-) -> Source:
-    """The source that a corpus name means. Raises DataError."""
-    if name in BUILT_IN:
-        return sources.standard_library()
-    path = Path(name).expanduser()
-    if path.is_dir() and (path / "dataset_dict.json").exists() | (path / "state.json").exists():
-        return sources.rows(_saved(path, split), name, text_field)
-    if path.is_dir() and (config or _has_card(path)):
-        return sources.rows(_downloaded(str(path), config, split, revision), name, text_field)
-    if path.exists():
-        return sources.files(path, text_field)
-    if not _looks_like_hub_id(name):
-        raise DataError(f'data.corpus "{name}": no such file or folder')
-    if hint := _close_to_built_in(name):
-        raise DataError(f'data.corpus "{name}": {hint}')
-    return sources.rows(_downloaded(name, config, split, revision), name, text_field)
 
 
 def read_corpus(source: Source, validation_fraction: float) -> Corpus:
@@ -208,52 +178,3 @@ def _join(train: Corpus, validation: Corpus) -> Corpus:
         train.num_empty + validation.num_empty,
         texts,
     )
-
-
-def _looks_like_hub_id(name: str) -> bool:
-    suffix = Path(name).suffix.lower()
-    is_file = suffix in sources.SUFFIXES if "/" in name else bool(suffix)
-    return bool(_HUB_ID.fullmatch(name)) and not is_file
-
-
-def _close_to_built_in(name: str) -> str:
-    return did_you_mean(name, BUILT_IN) if difflib.get_close_matches(name, BUILT_IN, n=1) else ""
-
-
-def _has_card(path: Path) -> bool:
-    """Whether a folder is a hub data set's: a README whose front matter describes data."""
-    try:
-        front = (path / "README.md").read_bytes()[:65536]
-    except OSError:
-        return False
-    return front.startswith(b"---") and (b"\nconfigs:" in front or b"\ndataset_info:" in front)
-
-
-def _saved(path: Path, split: str) -> Any:
-    """A split of a folder that `save_to_disk` wrote."""
-    import datasets
-
-    try:
-        loaded = datasets.load_from_disk(str(path))
-    except Exception as error:  # any of the library's own
-        raise DataError(f'data.corpus "{path}": {_first_line(error)}') from error
-    if not isinstance(loaded, datasets.DatasetDict):
-        return loaded
-    if split not in loaded:
-        raise DataError(f'data.corpus "{path}": no split "{split}": {did_you_mean(split, loaded)}')
-    return loaded[split]
-
-
-def _downloaded(name: str, config: str | None, split: str, revision: str | None) -> Any:
-    """A split of a data set on the Hub, in its cache, or in a local folder laid out as one."""
-    import datasets
-
-    try:
-        with hub.quiet(), contextlib.nullcontext() if Path(name).is_dir() else hub.no_retries():
-            return datasets.load_dataset(name, config, split=split, revision=revision)
-    except Exception as error:  # any of the library's own, or of its HTTP client
-        raise DataError(f'data.corpus "{name}": {_first_line(error)}{hub.why()}') from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

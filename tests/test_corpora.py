@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pe_study import corpora, sources
+from pe_study import sources
 from pe_study.corpora import load_corpus, open_corpus, read_corpus
 from pe_study.errors import DataError
 from pe_study.sections import DataSpec
@@ -172,12 +172,14 @@ print(corpus.hash, split.num_tokens, split.num_bytes, ascii(split.names[0]))
 def test_locale_does_not_matter(tmp_path):
     """case 62: hash, tokens and bytes are the same under LC_ALL=C and PYTHONUTF8=0."""
     for number, text in enumerate(TEXTS):
-        (tmp_path / f"é{number}.txt").write_text(text, encoding="utf-8")
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"é{number}.txt").write_text(text, encoding="utf-8")
     printed = []
     for number, setting in enumerate([{"PYTHONUTF8": "1"}, {"PYTHONUTF8": "0", "LC_ALL": "C"}]):
         env = {**os.environ, "PYTHONCOERCECLOCALE": "0", "PE_STUDY_CACHE": str(tmp_path / f"cache{number}")}
-        command = [sys.executable, "-c", LOCALE_PROGRAM, str(tmp_path), "bpe:300"]
-        done = subprocess.run(command, env=env | setting, capture_output=True, text=True, check=True)
+        command = [sys.executable, "-c", LOCALE_PROGRAM, str(tmp_path / "texts"), "bpe:300"]
+        done = subprocess.run(command, env=env | setting, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     assert printed[0] == printed[1]
     assert int(printed[0].split()[2]) > 1000
@@ -307,4 +309,30 @@ def test_hashes_are_the_documents_sha256():
     assert corpus.document_hashes.tolist() == expected
     assert corpus.document_hashes.dtype == np.uint64
     assert [document.hash for document in corpus.documents("all")] == expected
-    assert corpora.BUILT_IN == ("stdlib",)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "option", "message"),
+    [
+        ("stdlib", {"split": "test"}, 'the standard library has no split "test"'),
+        (
+            "files",
+            {"validation_split": "validation"},
+            'plain files have no split "validation"; data.validation_f',
+        ),
+        ("files/a.txt", {"revision": "main"}, 'plain files have no revision "main"'),
+        ("saved", {"config": "plain"}, 'a saved data set has no config "plain"'),
+        ("saved", {"split": "test"}, 'a saved data set of one part has no split "test"'),
+        ("saved", {"validation_split": "train"}, 'data.validation_split "train" is the training split'),
+        ("files", {"config": "plain"}, "data.corpus"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(tmp_path, corpus, option, message):
+    """case 45: each key changes what is read, or is rejected."""
+    (tmp_path / "files").mkdir()
+    for name in "ab":
+        (tmp_path / "files" / f"{name}.txt").write_text(name)
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "saved")
+    name = corpus if corpus == "stdlib" else str(tmp_path / corpus)
+    with pytest.raises(DataError, match=message):
+        load_corpus(DataSpec(corpus=name, **option))
