@@ -14,13 +14,13 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import TorchDynamoPlugin, broadcast_object_list
 from accelerate.utils.memory import clear_device_cache
-from transformers.utils import logging as transformers_logging
 
 from pe_study.errors import PEStudyError, RecipeError
 from pe_study.kernels.fused import reset_compilations
+from pe_study.model import PEStudyForCausalLM
 
 if TYPE_CHECKING:
-    from pe_study.model import PEStudyForCausalLM
+    from pe_study.initial import Decoder
     from pe_study.recipe import Recipe
 
 Result = TypeVar("Result")
@@ -45,16 +45,23 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     )
 
 
+def learns_biases(model: Decoder) -> bool:
+    """Whether attention scores of the model have a learned bias."""
+    if not isinstance(model, PEStudyForCausalLM):
+        return False
+    encoding = model.first_encoding
+    biased = encoding.has_distance_bias or encoding.has_query_bias
+    return biased and any(True for _ in encoding.parameters())
+
+
 @contextlib.contextmanager
-def determinism(recipe: Recipe, model: PEStudyForCausalLM, device: torch.device) -> Iterator[None]:
+def determinism(recipe: Recipe, model: Decoder, device: torch.device) -> Iterator[None]:
     """Hold torch to deterministic kernels where the recipe asks for it. RecipeError when one that the model
     needs has none."""
     if not recipe.train.deterministic:
         yield
         return
-    encoding = model.first_encoding
-    biased = encoding.has_distance_bias or encoding.has_query_bias
-    if model.resolved_kernel(device) == "flex" and biased and any(True for _ in encoding.parameters()):
+    if model.resolved_kernel(device) == "flex" and learns_biases(model):
         raise RecipeError(
             f"{recipe.path}: train.deterministic: FlexAttention sums the gradient of a learned bias in no "
             "fixed order; set train.kernel to eager or sdpa"
@@ -81,18 +88,6 @@ def on_main(accelerator: Accelerator, function: Callable[[], Result]) -> Result:
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
-
-
-@contextlib.contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Keep Hugging Face's own progress bars off, which ignore whether stderr is a terminal."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
 
 
 def release() -> None:

@@ -1,17 +1,31 @@
-"""What a run starts from: the text of its study and the model before its first update."""
+"""What a run starts from: the text of its study, and the model before its first update.
+
+Weights are drawn from the seed, or taken from a run or a checkpoint (`init`), which then goes on at another
+length with a RoPE rescale built in: the way contexts are extended (Peng et al. 2023, arXiv:2309.00071).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from accelerate import Accelerator
 
+from pe_study.checkpoints import Checkpoint, loading, open_checkpoint
 from pe_study.data import Corpus, TokenizedSplit, Tokenizer, load_corpus, load_tokenizer, tokenize
+from pe_study.errors import UsageError
+from pe_study.evaluation_sets import Unit, evaluation_documents
+from pe_study.foreign import ForeignDecoder
 from pe_study.model import PEStudyConfig, PEStudyForCausalLM
+from pe_study.sections import CHECKPOINT_TOKENIZER
 
 if TYPE_CHECKING:
     from pe_study.recipe import Recipe, RunSpec
+
+Decoder = PEStudyForCausalLM | ForeignDecoder
+
+# What of `model` has to be the checkpoint's own.
+SHAPE = ("num_layers", "d_model", "num_heads", "num_kv_heads", "d_ff", "max_positions", "qk_norm")
 
 
 @dataclass(frozen=True)
@@ -30,27 +44,104 @@ class StudyData:
 
 def load_data(recipe: Recipe, accelerator: Accelerator) -> StudyData:
     """Corpus, tokenizer and token ids; the first process of a machine fills the cache, the others read it."""
+    spec = recipe.data
+    if spec.tokenizer == CHECKPOINT_TOKENIZER:
+        spec = spec.model_copy(update={"tokenizer": initial_checkpoint(recipe).name})
     with accelerator.local_main_process_first():
-        corpus = load_corpus(recipe.data)
-        tokenizer = load_tokenizer(recipe.data, corpus)
+        corpus = load_corpus(spec)
+        tokenizer = load_tokenizer(spec, corpus)
         splits = [tokenize(corpus, split, tokenizer) for split in ("train", "validation")]
     return StudyData(corpus, tokenizer, splits[0], splits[1])
 
 
-def build_model(recipe: Recipe, run: RunSpec, tokenizer: Tokenizer) -> PEStudyForCausalLM:
-    """The decoder of one run, drawn from its seed."""
-    train = recipe.train
+def check_plan(recipe: Recipe, data: StudyData) -> None:
+    """DataError when no validation document is long enough for the recipe's own evaluation plan."""
+    if recipe.eval.corpus is None:
+        longest = max(recipe.eval.resolve_lengths(recipe.train.length))
+        evaluation_documents(
+            data.validation, longest_length=longest, num_documents=1, unit=cast(Unit, recipe.eval.unit)
+        )
+
+
+def build_model(recipe: Recipe, run: RunSpec, tokenizer: Tokenizer) -> Decoder:
+    """The decoder of one run. UsageError when `init` names weights that do not fit the recipe."""
+    model: Decoder
+    if recipe.init is None:
+        model = _draw(recipe, run, tokenizer)
+    else:
+        checkpoint = initial_checkpoint(recipe)
+        model = (
+            _continue_ours(recipe, run, checkpoint) if checkpoint.is_ours else _foreign(recipe, checkpoint)
+        )
+        if tokenizer.vocab_size > model.config.vocab_size:
+            raise UsageError(
+                f"{recipe.path}: data.tokenizer: {tokenizer.vocab_size} tokens, the vocabulary of "
+                f"{recipe.init.source} has {model.config.vocab_size}; use tokenizer: {CHECKPOINT_TOKENIZER}"
+            )
+    if recipe.train.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    return model
+
+
+def _draw(recipe: Recipe, run: RunSpec, tokenizer: Tokenizer) -> PEStudyForCausalLM:
     config = PEStudyConfig(
         vocab_size=tokenizer.vocab_size,
         **recipe.model.model_dump(),
         encoding={"name": run.encoding.name, **run.encoding.options},
-        train_length=train.length,
-        kernel=train.kernel,
+        train_length=recipe.train.length,
+        kernel=recipe.train.kernel,
         seed=run.seed,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.bos_token_id,
     )
-    model = PEStudyForCausalLM(config)
-    if train.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-    return model
+    return PEStudyForCausalLM(config)
+
+
+def initial_checkpoint(recipe: Recipe) -> Checkpoint:
+    """The weights that `init` names. CheckpointError when there are none."""
+    assert recipe.init is not None
+    checkpoint = open_checkpoint(recipe.init.source, revision=recipe.init.revision)
+    assert checkpoint.config is not None  # read it here: one error before any work
+    return checkpoint
+
+
+def _continue_ours(recipe: Recipe, run: RunSpec, checkpoint: Checkpoint) -> PEStudyForCausalLM:
+    """Our decoder at another length. Its config keeps the length that its rotary base was trained at."""
+    assert recipe.init is not None
+    config, length = checkpoint.config, recipe.train.length
+    wanted = {key: getattr(recipe.model, key) for key in SHAPE}
+    wanted["encoding"] = {"name": run.encoding.name, **run.encoding.options}
+    differing = {key: getattr(config, key) for key in wanted if getattr(config, key) != wanted[key]}
+    if differing:
+        said = "; ".join(f"{key} is {value} there" for key, value in differing.items())
+        raise UsageError(
+            f"{recipe.path}: model and encodings have to be those of {checkpoint.source}: {said}"
+        )
+    if config.build_encoding().max_length is not None and length != config.train_length:
+        raise UsageError(f"{recipe.path}: train.length: a learned table cannot go on at another length")
+    with loading(checkpoint.source):
+        return PEStudyForCausalLM.from_pretrained(
+            checkpoint.name,
+            length=length,
+            rescale=recipe.init.rescale,
+            kernel=recipe.train.kernel,
+            dropout=recipe.model.dropout,
+        )
+
+
+def _foreign(recipe: Recipe, checkpoint: Checkpoint) -> ForeignDecoder:
+    assert recipe.init is not None
+    if recipe.data.packing == "isolate":
+        raise UsageError(f"{recipe.path}: data.packing: isolate needs our own decoder; use within-document")
+    model: Any = checkpoint.load(recipe.init.rescale, recipe.train.length, recipe.train.kernel)
+    wanted = {
+        "num_layers": model.config.num_hidden_layers,
+        "d_model": model.config.hidden_size,
+        "num_heads": model.config.num_attention_heads,
+        "d_ff": model.config.intermediate_size,
+    }
+    differing = {key: size for key, size in wanted.items() if getattr(recipe.model, key) != size}
+    if differing:
+        said = "; ".join(f"{key} is {size} there" for key, size in differing.items())
+        raise UsageError(f"{recipe.path}: model has to be that of {checkpoint.source}: {said}")
+    return ForeignDecoder(model)

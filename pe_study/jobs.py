@@ -10,12 +10,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -26,7 +26,8 @@ from pe_study.stopping import StopRequest
 
 if TYPE_CHECKING:
     from pe_study.recipe import Recipe, RunSpec
-    from pe_study.train import RunResult
+
+Result = TypeVar("Result")
 
 SMALL = 5_000_000  # parameters; below it one core trains nearly as fast as several
 
@@ -68,6 +69,7 @@ def num_cores() -> int:
 
 
 def train_at_once(
+    train: Callable[..., list[Result]],
     recipe: Recipe,
     runs_root: Path,
     selected: Sequence[RunSpec],
@@ -76,14 +78,16 @@ def train_at_once(
     resume: str,
     progress: bool,
     stop: StopRequest,
-) -> list[RunResult]:
-    """Train the selected runs, `jobs` at a time. A run that fails does not stop the others; the first failure
-    is raised when they are done."""
+) -> list[Result]:
+    """Train the selected runs, `jobs` at a time; `train` is `train_study`. A run that fails does not stop
+    the others; the first failure is raised when they are done."""
     context = multiprocessing.get_context("spawn")
     event = context.Event()
     threads = max(num_cores() // jobs, 1)
     with ProcessPoolExecutor(jobs, context, _begin, (event, threads)) as pool:
-        futures = {run.run_id: pool.submit(_train, recipe, runs_root, run.run_id, resume) for run in selected}
+        futures = {
+            run.run_id: pool.submit(_train, train, recipe, runs_root, run.run_id, resume) for run in selected
+        }
         try:
             _watch(recipe, runs_root, futures, progress=progress, stop=stop, event=event)
         except BaseException:  # a second Ctrl-C
@@ -109,16 +113,16 @@ def _end_with_parent() -> None:
     os._exit(Interrupted.exit_code)
 
 
-def _train(recipe: Recipe, runs_root: Path, run_id: str, resume: str) -> RunResult:
-    from pe_study.train import train_study
-
-    return train_study(recipe, runs_root, {"run": run_id}, resume=resume, stop=_stop)[0]
+def _train(
+    train: Callable[..., list[Result]], recipe: Recipe, runs_root: Path, run_id: str, resume: str
+) -> Result:
+    return train(recipe, runs_root, {"run": run_id}, resume=resume, stop=_stop)[0]
 
 
 def _watch(
     recipe: Recipe,
     runs_root: Path,
-    futures: Mapping[str, Future[RunResult]],
+    futures: Mapping[str, Future[Result]],
     *,
     progress: bool,
     stop: StopRequest,
@@ -139,7 +143,7 @@ def _watch(
                 _show(bar, recipe, runs_root, futures)
 
 
-def _show(bar: tqdm, recipe: Recipe, runs_root: Path, futures: Mapping[str, Future[RunResult]]) -> None:
+def _show(bar: tqdm, recipe: Recipe, runs_root: Path, futures: Mapping[str, Future[Result]]) -> None:
     steps, said = 0, []
     for run_id, future in futures.items():
         rows = runs.read_metrics(runs_root / recipe.name / run_id)
@@ -150,8 +154,8 @@ def _show(bar: tqdm, recipe: Recipe, runs_root: Path, futures: Mapping[str, Futu
     bar.update(steps - bar.n)
 
 
-def _collect(futures: Mapping[str, Future[RunResult]], *, stopped: bool) -> list[RunResult]:
-    results: list[RunResult] = []
+def _collect(futures: Mapping[str, Future[Result]], *, stopped: bool) -> list[Result]:
+    results: list[Result] = []
     failures: list[PEStudyError] = []
     for run_id, future in futures.items():
         if future.cancelled():

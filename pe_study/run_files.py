@@ -16,17 +16,17 @@ from torch import Tensor
 
 from pe_study import runs, snapshots, state
 from pe_study.contexts import context_sizes
-from pe_study.engine import device_name, no_progress_bars, on_main, peak_memory_bytes
+from pe_study.engine import device_name, on_main, peak_memory_bytes
 from pe_study.errors import UsageError
 from pe_study.files import sync, write_text
 from pe_study.kernels.fused import compilations
+from pe_study.quiet import no_progress_bars
 from pe_study.recipe import Recipe, RunSpec, narrow, resolved_yaml, training_hash, training_values
 from pe_study.selection import refuse_changes
 
 if TYPE_CHECKING:
     from pe_study.data import TrainBatches
-    from pe_study.initial import StudyData
-    from pe_study.model import PEStudyForCausalLM
+    from pe_study.initial import Decoder, StudyData
     from pe_study.updates import Updater
 
 NON_FINITE = "non_finite.json"
@@ -71,7 +71,7 @@ class RunFiles:
             refuse_changes(found.folder, trained, {**self.training, **self.data.hashes})
         return found
 
-    def write_beginning(self, model: PEStudyForCausalLM, batches: TrainBatches) -> None:
+    def write_beginning(self, model: Decoder, batches: TrainBatches) -> None:
         """Write `recipe.yaml` and `provenance.json`; warn of chunks that hold little context."""
         text = resolved_yaml(narrow(self.recipe, self.run))
         position = sum(weight.numel() for _, weight in model.position_parameters())
@@ -102,7 +102,7 @@ class RunFiles:
 
         self._write(write)
 
-    def save(self, step: int, model: PEStudyForCausalLM, updater: Updater) -> None:
+    def save(self, step: int, model: Decoder, updater: Updater) -> None:
         """Write the snapshot of `step`."""
         parts = {
             "model": state.weights(model),
@@ -123,7 +123,7 @@ class RunFiles:
         """Write what is known of a non-finite step."""
         self._write(lambda: runs.write_json(self.folder / NON_FINITE, report))
 
-    def finish(self, model: PEStudyForCausalLM, last: Mapping[str, Any]) -> dict[str, Any]:
+    def finish(self, model: Decoder, last: Mapping[str, Any]) -> dict[str, Any]:
         """Write `final/`, then `DONE` with the `last` logged line; returns what `DONE` says."""
         weights = state.weights(model)
         facts = {
@@ -143,7 +143,7 @@ class RunFiles:
         self._write(write)
         return facts
 
-    def _write_final(self, model: PEStudyForCausalLM, weights: Mapping[str, Tensor]) -> None:
+    def _write_final(self, model: Decoder, weights: Mapping[str, Tensor]) -> None:
         beside = self.folder / f".{runs.FINAL}.tmp"
         for folder in (beside, self.folder / runs.FINAL):
             shutil.rmtree(folder, ignore_errors=True)

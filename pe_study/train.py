@@ -17,9 +17,8 @@ from pe_study import runs, state
 from pe_study.data import Packing, TrainBatches
 from pe_study.engine import check_engine, determinism, make_accelerator, on_main, release
 from pe_study.errors import Interrupted, NonFiniteLossError, UsageError
-from pe_study.initial import StudyData, build_model, load_data
+from pe_study.initial import Decoder, StudyData, build_model, check_plan, load_data
 from pe_study.jobs import resolve_jobs, train_at_once
-from pe_study.model import PEStudyForCausalLM
 from pe_study.recipe import Recipe, RunSpec
 from pe_study.run_files import RunFiles
 from pe_study.run_log import RunLog, check_trackers
@@ -70,11 +69,13 @@ def train_study(
     with contextlib.ExitStack() as held:
         stop = stop or held.enter_context(StopRequest())
         data = load_data(recipe, make_accelerator(recipe))
+        check_plan(recipe, data)
         for folder in filter(runs.is_done, folders.values()):
             refuse_changes(folder, runs.read_json(folder / runs.DONE), data.hashes)
         num_jobs = resolve_jobs(jobs, recipe, sum(not runs.is_done(folder) for folder in folders.values()))
         if num_jobs > 1:
             return train_at_once(
+                train_study,
                 recipe,
                 Path(runs_root),
                 selected,
@@ -106,6 +107,10 @@ def train_run(
         on_main(accelerator, lambda: held.enter_context(runs.locked(folder)) and None)
         if runs.is_done(folder):
             return _finished(run, folder)
+        if (
+            stop.requested and accelerator.num_processes == 1
+        ):  # several find out together, at their first step
+            raise Interrupted(f"{folder}: stopped before its first step; the same command goes on")
         training = Training(recipe, run, RunFiles(recipe, run, folder, accelerator, data))
         held.enter_context(determinism(recipe, training.model, accelerator.device))
         start = training.resume(resume)
@@ -139,7 +144,7 @@ class Training:
         self.validator = Validator(recipe, data.validation, self.accelerator)
 
     @property
-    def model(self) -> PEStudyForCausalLM:
+    def model(self) -> Decoder:
         """The bare model, without what engines wrap around it."""
         return self.accelerator.unwrap_model(self.updater.model, keep_torch_compile=False)
 

@@ -24,7 +24,7 @@ from pe_study.schedules import learning_rate, total_learning_rate
 from pe_study.state import whole
 
 if TYPE_CHECKING:
-    from pe_study.model import PEStudyForCausalLM
+    from pe_study.initial import Decoder
     from pe_study.recipe import Recipe, RunSpec
     from pe_study.stopping import StopRequest
 
@@ -52,7 +52,7 @@ class Updater:
         recipe: Recipe,
         run: RunSpec,
         accelerator: Accelerator,
-        model: PEStudyForCausalLM,
+        model: Decoder,
         batches: TrainBatches,
     ) -> None:
         self.train = recipe.train
@@ -191,12 +191,21 @@ class Updater:
 
     def _leave_out(self, step: int, loss: float, grad_norm: float) -> None:
         """Make no update: raise, or go on while `skip_nonfinite` allows it."""
-        error = non_finite_error(self, step, loss, grad_norm)
+        model = self.accelerator.unwrap_model(self.model)
+        error = non_finite_error(model, step + 1, loss, grad_norm, self._suspects(step))
         self.optimizer.zero_grad()
         self.num_skipped += 1
         if self.num_skipped > self.train.skip_nonfinite:
             raise error
         logger.warning("left out (%d of %d) %s", self.num_skipped, self.train.skip_nonfinite, error)
+
+    @torch.no_grad()
+    def _suspects(self, step: int) -> list[str]:
+        """Documents of this process's sequences whose own loss is not finite; of all of them when none is."""
+        slots = [slot for part in self.micro_batches() for slot in part]
+        bad = [slot for slot in slots if not math.isfinite(self.loss(self.load(step, [slot]), 1))]
+        real = [slot for slot in bad or slots if slot != PADDING]
+        return self.batches.documents(step, real) if real else []
 
     def _is_finite(self, loss: float, grad_norm: float) -> bool:
         scaler = self.accelerator.scaler
@@ -205,9 +214,7 @@ class Updater:
         return math.isfinite(loss) and math.isfinite(grad_norm)
 
 
-def make_optimizer(
-    recipe: Recipe, run: RunSpec, model: PEStudyForCausalLM, device: torch.device
-) -> torch.optim.AdamW:
+def make_optimizer(recipe: Recipe, run: RunSpec, model: Decoder, device: torch.device) -> torch.optim.AdamW:
     """AdamW over the model's groups: decayed, not decayed, and position parameters with their `lr_mult`."""
     train = recipe.train
     groups = model.parameter_groups(

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pe_study import runs, snapshots, state
 from pe_study.errors import DataError, Interrupted, NonFiniteLossError, RecipeError, UsageError
+from pe_study.jobs import resolve_jobs
 from pe_study.recipe import load
 from pe_study.run_files import RunFiles
 from pe_study.selection import select_runs
@@ -275,6 +276,89 @@ def test_too_little_text_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="one batch needs"):
         train_study(recipe, tmp_path)
     assert not list((tmp_path / "tiny").rglob("DONE"))
+
+
+def test_a_plan_that_no_document_fits_is_refused_before_training(tmp_path: Path) -> None:
+    recipe = tiny_recipe(tmp_path, "eval.lengths=[1x, 64x]")
+    with pytest.raises(DataError, match="no document is long enough"):
+        train_study(recipe, tmp_path)
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_a_stop_before_the_first_step(tmp_path: Path) -> None:
+    stop = StopRequest()
+    stop.requested = "SIGTERM"
+    with pytest.raises(Interrupted, match="before its first step"):
+        train_study(tiny_recipe(tmp_path), tmp_path, stop=stop)
+    assert train_study(tiny_recipe(tmp_path), tmp_path)[0].status == "trained"
+
+
+@pytest.mark.parametrize(("allowed", "bad"), [(1, 1), (1, 2)])
+def test_a_bounded_number_of_bad_steps_may_be_left_out(
+    tmp_path: Path, allowed: int, bad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Updater.backward
+    bad_steps = set(range(3, 3 + bad))
+
+    def backward(self: Updater, index: int) -> Any:
+        loss, misfit = plain(self, index)
+        return loss * (float("nan") if index + 1 in bad_steps else 1.0), misfit
+
+    monkeypatch.setattr(Updater, "backward", backward)
+    recipe = tiny_recipe(tmp_path, f"train.skip_nonfinite={allowed}")
+    folder = tmp_path / "tiny" / "rope-s0"
+    if bad > allowed:
+        with pytest.raises(NonFiniteLossError, match="step 4"):
+            train_study(recipe, tmp_path)
+        return
+    train_study(recipe, tmp_path)
+    assert [row["step"] for row in runs.read_metrics(folder) if row["loss"] is None] == [3]
+    optimizer = snapshots.newest(folder / "snapshots").tensors("optimizer")  # type: ignore[union-attr]
+    assert optimizer["norm.weight.step"] == 5, "six steps, one of them left out"
+
+
+def test_deterministic_is_held_only_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    plain = Updater.backward
+
+    def backward(self: Updater, index: int) -> Any:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return plain(self, index)
+
+    monkeypatch.setattr(Updater, "backward", backward)
+    train_study(tiny_recipe(tmp_path, "train.deterministic=true"), tmp_path)
+    assert all(seen)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_several_runs_at_once(tmp_path: Path) -> None:
+    """One cannot run; the others are trained, to the same bits as one after the other."""
+    recipe = tiny_recipe(tmp_path, "seeds=[0, 1]", encodings=("rope", "alibi"))
+    alone = train_study(recipe, tmp_path / "alone", {"run": "alibi-s1"})[0]
+    taken = tmp_path / "runs" / "tiny" / "rope-s0"
+    taken.mkdir(parents=True)
+    with runs.locked(taken), pytest.raises(UsageError, match="rope-s0: in use by process"):
+        train_study(recipe, tmp_path / "runs", jobs=2)
+    done = [state.run_id for state in runs.list_runs(tmp_path / "runs") if state.status == "done"]
+    assert done == ["alibi-s0", "alibi-s1", "rope-s1"]
+    assert trace(tmp_path / "runs" / "tiny" / "alibi-s1") == trace(alone.folder)
+
+
+def test_number_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny_recipe(tmp_path)
+    monkeypatch.setattr("pe_study.jobs.num_cores", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_jobs("auto", recipe, num_runs=7) == 4
+    assert resolve_jobs("auto", recipe, num_runs=3) == 3
+    assert resolve_jobs(2, recipe, num_runs=7) == 2
+    assert resolve_jobs(2, recipe, num_runs=0) == 1
+    large = tiny_recipe(tmp_path, "model.num_layers=12", "model.d_model=768", "model.d_ff=2048")
+    assert resolve_jobs("auto", large, num_runs=7) == 1
+    with pytest.raises(UsageError, match="accepted: a whole number"):
+        resolve_jobs(0, recipe, num_runs=7)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="exclude each other"):
+        resolve_jobs(2, recipe, num_runs=7)
 
 
 def test_fp16_without_a_gpu_is_refused(tmp_path: Path) -> None:
