@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,15 @@ class Checkpoint:
     """A model's files: its config, and the models that can be built from them."""
 
     def __init__(self, source: str, name: str, dtype: str, options: dict[str, Any]):
+        self.source, self.name, self.dtype, self.options = source, name, dtype, options
+
+    @cached_property
+    def config(self) -> Any:
+        """The checkpoint's own config. CheckpointError where there is none."""
         from transformers import AutoConfig
 
-        self.source, self.name, self.dtype, self.options = source, name, dtype, options
-        with loading(source):
-            self.config = AutoConfig.from_pretrained(name, **options)
+        with loading(self.source):
+            return AutoConfig.from_pretrained(self.name, **self.options)
 
     @property
     def is_ours(self) -> bool:
@@ -158,9 +162,9 @@ class Checkpoint:
 @contextmanager
 def loading(source: str) -> Iterator[None]:
     """Turns whatever the libraries raise while they read a checkpoint into one line; no progress bars."""
-    from pe_study.engine import no_progress_bars
+    from pe_study.quiet import no_progress_bars
 
-    with hub.no_retries(), no_progress_bars():
+    with nullcontext() if Path(source).exists() else hub.no_retries(), no_progress_bars():
         try:
             yield
         except PEStudyError:

@@ -69,3 +69,17 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         datasets.enable_progress_bars()
+
+
+@contextlib.contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Within the block, transformers draws none (its own ignore whether stderr is a terminal)."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

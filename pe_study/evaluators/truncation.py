@@ -2,7 +2,7 @@
 
 A model that simply forgets: past the training length L0 a target sees its last L0 inputs and no more.
 Sampled targets (`exact-context`, `fixed-target`) get windows of L0 inputs of their own. Elsewhere a target
-with more than L0 inputs before it is read in windows that move on by half of L0: it sees L0 / 2 to L0 of them.
+with more than L0 inputs before it is read in windows that move on by L0 / 2: it sees L0 / 2 to L0 of them.
 """
 
 from __future__ import annotations
