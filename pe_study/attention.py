@@ -46,7 +46,8 @@ def resolve(kernel: str, device: torch.device, dtype: torch.dtype, encoding: Enc
         return "sdpa"
     if "flash" in can:
         return "flash"
-    return "flex" if biased and "flex" in can else "sdpa"
+    masked = biased or mask_kind != "causal"
+    return "flex" if masked and "flex" in can else "sdpa"
 
 
 def _flash_fits(device: torch.device, dtype: torch.dtype) -> bool:

@@ -140,10 +140,18 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
         ]
         return [group for group in groups if group["params"]]
 
-    def resolved_kernel(self, device: torch.device | str | None = None, mask_kind: str = "causal") -> str:
-        """The kernel that runs on `device` (None: where the model is) in the model's dtype."""
+    def resolved_kernel(
+        self,
+        device: torch.device | str | None = None,
+        mask_kind: str = "causal",
+        dtype: torch.dtype | None = None,
+    ) -> str:
+        """The kernel that runs on `device` (None: where the model is) in `dtype` (None: the weights';
+        autocast's where it is on)."""
         where = self.device if device is None else torch.device(device)
-        return attention.resolve(self.config.kernel, where, self.dtype, self.first_encoding, mask_kind)
+        return attention.resolve(
+            self.config.kernel, where, dtype or self.dtype, self.first_encoding, mask_kind
+        )
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None) -> None:
         """Recompute each layer in the backward pass; always non-reentrant."""
