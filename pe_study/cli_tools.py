@@ -58,3 +58,53 @@ def sweep(
         lines = sweeps.submit(lines, folder, executor=executor, jobs=jobs, options=settings)
     for line in lines:
         terminal.say(json.dumps(line))
+
+
+@app.command(epilog="Example: pe-study bench rope alibi --lengths 128,2k --peers --output bench.json")
+def bench(
+    encodings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ENCODING", help="encodings to measure [default: all]", show_default=False),
+    ] = None,
+    lengths: Annotated[str, typer.Option(metavar="A,B,…", help="tokens in a sequence")] = "128,512",
+    kernels: Annotated[str, typer.Option(metavar="A,B,…", help="attention: see ls kernels")] = "auto",
+    phases: Annotated[str, typer.Option(metavar="A,B", help="train, eval or both")] = "train,eval",
+    peers: Annotated[
+        bool, typer.Option("--peers", help="also LlamaForCausalLM and, where installed, x-transformers")
+    ] = False,
+    sizes: Annotated[
+        str | None,
+        typer.Option(metavar="KEY=N,…", help="the decoder: num_layers=8,d_model=512", show_default=False),
+    ] = None,
+    batch_tokens: Annotated[str, typer.Option(metavar="N", help="tokens in a step")] = "4k",
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="turns that each takes")] = 7,
+    memory: Annotated[bool, typer.Option(help="measure peak memory, in a process each")] = True,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu or cuda")] = "cpu",
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float32 or bfloat16")] = "float32",
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="also write all of it as JSON", show_default=False)
+    ] = None,
+) -> None:
+    """Measure speed and memory, encoding by encoding.
+
+    Everything takes turns in one run, so that ratios hold on a busy machine. Prints a Markdown table.
+    """
+    from pe_study import bench as benches
+    from pe_study import encodings as known
+    from pe_study.files import write_json
+
+    workloads = benches.plan(
+        encodings or known.available(),
+        lengths=[flags.tokens("--lengths", length) for length in flags.items(lengths)],
+        kernels=flags.items(kernels),
+        phases=flags.items(phases),
+        peers=peers,
+        sizes=benches.Sizes(**flags.counts("--sizes", sizes, benches.Sizes.__dataclass_fields__)),
+        batch_tokens=flags.tokens("--batch-tokens", batch_tokens),
+        device=device,
+        dtype=dtype,
+    )
+    result = benches.run(workloads, rounds=rounds, memory=memory, progress=terminal.note)
+    if output:
+        write_json(output, result)
+    terminal.say(benches.markdown(result))

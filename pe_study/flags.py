@@ -6,13 +6,14 @@ import inspect
 import json
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from pe_study import schema
-from pe_study.errors import UsageError
+from pe_study.errors import UsageError, did_you_mean
+from pe_study.leaves import parse_length
 from pe_study.plan import Plan
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
@@ -33,6 +34,31 @@ def pairs(text: str | None, flag: str, example: str) -> dict[str, str]:
         if not key or not value:
             raise UsageError(f'{flag}: "{item}" is not key=value, for example {example}')
         found[key] = value
+    return found
+
+
+def items(text: str) -> list[str]:
+    """`a, b` -> ["a", "b"]."""
+    return [item.strip() for item in text.split(",")]
+
+
+def tokens(flag: str, text: str) -> int:
+    """A number of tokens, `512` or `2k`; UsageError naming the flag otherwise."""
+    try:
+        return parse_length(int(text) if text.isdecimal() else text)
+    except ValueError as problem:
+        raise UsageError(f"{flag}: {problem}") from None
+
+
+def counts(flag: str, text: str | None, known: Iterable[str]) -> dict[str, int]:
+    """`num_layers=8,d_model=512` -> numbers by name; UsageError for a name or number that is none."""
+    found: dict[str, int] = {}
+    for key, value in pairs(text, flag, "num_layers=8,d_model=512").items():
+        if key not in known:
+            raise UsageError(f'{flag}: unknown key "{key}"; {did_you_mean(key, known)}')
+        if not value.isdecimal() or int(value) < 1:
+            raise UsageError(f'{flag}: {key}: found "{value}"; accepted: a whole number of at least 1')
+        found[key] = int(value)
     return found
 
 
@@ -59,8 +85,8 @@ def plan_overrides(flags: Mapping[str, str | None]) -> list[str]:
 def _yaml(key: str, text: str) -> str:
     if not _is_list(key):
         return text
-    items = [item.strip() for item in text.split(",")]
-    return f"[{', '.join(_protocol(item) if key == 'protocols' else _scalar(item) for item in items)}]"
+    write = _protocol if key == "protocols" else _scalar
+    return f"[{', '.join(map(write, items(text)))}]"
 
 
 def _protocol(text: str) -> str:

@@ -35,6 +35,12 @@ def say(line: str = "") -> None:
         print(line, flush=True)
 
 
+def note(line: str) -> None:
+    """What is being done, for a person who watches."""
+    if shows_progress():
+        print(line, file=sys.stderr, flush=True)
+
+
 def complain(message: str) -> None:
     """An error on stderr, from one process of each machine, so that a fault of one machine is seen."""
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
