@@ -22,6 +22,7 @@ PROTOCOLS = {
     "exact-context": "`num_targets` drawn targets, each alone with exactly L inputs before it",
     "fixed-target": "`anchors` blocks of the same `num_targets` targets at every L (Kazemnejad et al. 2023)",
 }
+TASKS = ("passkey", "needle", "distractors", "uuid", "copy")
 _REQUIRED = object()
 _PROTOCOL_OPTIONS: dict[str, dict[str, Any]] = {
     "nonoverlapping": {},
@@ -151,6 +152,15 @@ class Plan(Section):
     cache: Annotated[str, leaves.choice("full", "fp8")] = Field(
         "full", description="keys and values of long contexts: as computed, or in 8 bits"
     )
+    tasks: tuple[Annotated[str, leaves.choice(*TASKS)], ...] = Field(
+        (), description="retrieval tasks: what is hidden in prompts of each length"
+    )
+    depths: tuple[Annotated[float, leaves.number(least=0, most=1)], ...] = Field(
+        (0.0, 0.25, 0.5, 0.75, 1.0), min_length=1, description="where it is hidden: 0 is the beginning"
+    )
+    num_samples: Annotated[int, leaves.whole(1)] = Field(
+        5, description="retrieval: prompts a task, length and depth"
+    )
     truncation: Annotated[bool, leaves.flag()] = Field(
         True, description="also score the same targets with training-length context"
     )
@@ -179,6 +189,19 @@ class Plan(Section):
 
         _refuse_repeats([rope_scaling.parse(rescale) for rescale in rescales], rescales)
         return rescales
+
+    @field_validator("tasks", "depths", mode="after")
+    @classmethod
+    def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        _refuse_repeats(values, [str(value) for value in values])
+        return values
+
+    @field_validator("depths", mode="after")
+    @classmethod
+    def _ascending_depths(cls, depths: tuple[float, ...]) -> tuple[float, ...]:
+        if list(depths) != sorted(depths):
+            raise problem("found depths out of order; accepted: ascending depths")
+        return depths
 
     def resolve_lengths(self, train_length: int | None) -> tuple[int, ...]:
         """The lengths in tokens, ascending. PlanError where two coincide or one needs a training length."""
