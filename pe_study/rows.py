@@ -63,6 +63,8 @@ RETRIEVAL_COLUMNS: Mapping[str, str] = {
     "sample": "Int64",
     "correct": "boolean",
     "target_logprob": "Float64",
+    "rank": "Int64",
+    "gain": "Float64",
     "status": "string",
 }
 

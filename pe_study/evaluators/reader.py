@@ -1,0 +1,70 @@
+"""A prompt read once, and what a model expects after it: for continuations that share a long prompt."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import numpy as np
+import torch
+
+from pe_study.checkpoints import follows_running_length
+from pe_study.evaluators.scoring import model_device
+
+CHUNK = 8192
+_CACHE_NAMES = ("cache", "past_key_values")  # transformers 5.20 renamed the second to the first
+
+
+class Reader:
+    """The logits after a prompt (T,) and after each token of a continuation.
+
+    The prompt is read through the model's cache, `CHUNK` tokens at a time, its logits never held. A model
+    without an exact cache reads prompt and continuation anew each time.
+    """
+
+    def __init__(self, model: Any, prompt_ids: np.ndarray):
+        self.model, self.device = model, model_device(model)
+        self.prompt_1T = torch.from_numpy(prompt_ids)[None].to(self.device)
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_name = next((name for name in _CACHE_NAMES if name in parameters), None)
+        if follows_running_length(model):
+            self._cache_name = None
+        self._cache: Any = None
+        self._after_prompt_V = self._read_prompt() if self._cache_name else None
+
+    def logits(self, ids: np.ndarray) -> torch.Tensor:
+        """(K + 1, V) float32: after the prompt, and after each of the K ids."""
+        ids_1K = torch.from_numpy(ids)[None].to(self.device)
+        with torch.inference_mode():
+            if self._cache_name is None:
+                whole = torch.cat([self.prompt_1T, ids_1K], dim=1)
+                output = self.model(whole, use_cache=False, logits_to_keep=len(ids) + 1)
+                return output.logits[0].float()
+            assert self._after_prompt_V is not None
+            if not len(ids):
+                return self._after_prompt_V
+            past = {self._cache_name: copy.deepcopy(self._cache)}
+            output = self.model(ids_1K, use_cache=True, **past)
+            return torch.cat([self._after_prompt_V, output.logits[0].float()])
+
+    def logprob(self, ids: np.ndarray) -> float:
+        """ln p(continuation | prompt), in nats, summed in float64."""
+        logprobs_KV = torch.log_softmax(self.logits(ids[:-1]).double(), dim=-1)
+        return float(logprobs_KV[torch.arange(len(ids)), torch.from_numpy(ids)].sum())
+
+    def greedy(self, num_tokens: int) -> np.ndarray:
+        """The most likely token, then the most likely after it, and so on (num_tokens,)."""
+        ids = np.empty(0, dtype=np.int64)
+        while len(ids) < num_tokens:
+            ids = np.append(ids, int(self.logits(ids)[-1].argmax()))
+        return ids
+
+    def _read_prompt(self) -> torch.Tensor:
+        assert self._cache_name is not None
+        with torch.inference_mode():
+            for ids_1T in self.prompt_1T.split(CHUNK, dim=1):
+                past = {} if self._cache is None else {self._cache_name: self._cache}
+                output = self.model(ids_1T, use_cache=True, logits_to_keep=1, **past)
+                self._cache = getattr(output, self._cache_name)
+        return output.logits[0].float()

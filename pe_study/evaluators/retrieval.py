@@ -1,0 +1,245 @@
+"""Retrieval: does a model find what stands far back? Needles scored two ways, and copies by their gain.
+
+A needle is right (`correct`) when greedy generation gives it; `rank` is its place among ten values by
+log-likelihood, `target_logprob` its own. A copy has a `gain`: nats a token that a first occurrence saves.
+Accuracy under one half within the training length means that the model cannot do the task at all: its rows
+get the status `floor`, and say nothing about length.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import binomtest
+
+from pe_study import rope_scaling
+from pe_study.errors import DataError, LengthError, PEStudyError
+from pe_study.evaluators import cells
+from pe_study.evaluators.evaluation import Evaluation, Models
+from pe_study.evaluators.haystacks import NUM_COPIED, Haystack, Haystacks
+from pe_study.evaluators.reader import Reader
+from pe_study.evaluators.scoring import Scorer, is_out_of_memory
+from pe_study.evaluators.texts import bos_token_id
+from pe_study.files import read_json, write_json
+from pe_study.rows import RETRIEVAL, RETRIEVAL_COLUMNS, make_rows, read_rows, write_rows
+
+logger = logging.getLogger(__name__)
+
+COPY = "copy"
+FOLDER = "retrieval"
+FLOOR = 0.5
+_MORE_TOKENS = 2  # generated beyond the answer's own number: the same text may take more of them
+_VERSION = 1  # raised when the numbers would come out differently
+
+
+@dataclass(frozen=True)
+class RetrievalCell:
+    """All depths and samples of a task at one length, under one rescale."""
+
+    task: str
+    rescale: str
+    length: int
+
+
+def measure(
+    evaluations: Sequence[Evaluation], folder: Path, fingerprints: Collection[str] = ()
+) -> pd.DataFrame:
+    """The retrieval tasks of the evaluations' plan, written to `folder/retrieval.parquet`.
+
+    A finished cell is kept and not measured again. `fingerprints` name other models whose kept cells stay in
+    the file.
+    """
+    frames = [_floored(_measure_one(evaluation, folder / FOLDER)) for evaluation in evaluations]
+    measured = {evaluation.subject.fingerprint for evaluation in evaluations}
+    others = _kept(folder / FOLDER, set(fingerprints) - measured)
+    frame = pd.concat([*frames, *others], ignore_index=True)
+    write_rows(frame, folder, RETRIEVAL)
+    return frame
+
+
+def accuracy(frame: pd.DataFrame) -> pd.DataFrame:
+    """By label, rescale, task, length and depth: n, accuracy, and its 95 % Wilson interval (low, high)."""
+    keys = ["label", "rescale", "task", "length", "depth", "status"]
+    answered = frame.dropna(subset=["correct"])
+    counts = answered.groupby(keys, observed=True)["correct"].agg(n="count", right="sum").reset_index()
+    intervals = [
+        binomtest(int(right), int(n)).proportion_ci(method="wilson")
+        for right, n in zip(counts["right"], counts["n"], strict=True)
+    ]
+    return counts.assign(
+        accuracy=counts["right"].astype(float) / counts["n"],
+        low=[interval.low for interval in intervals],
+        high=[interval.high for interval in intervals],
+    ).drop(columns="right")
+
+
+def _measure_one(evaluation: Evaluation, folder: Path) -> pd.DataFrame:
+    task_runner = _Tasks(evaluation)
+    frames = []
+    for cell in task_runner.cells():
+        key = task_runner.key(cell)
+        home = folder / cells.name(key)
+        if (home / "key.json").is_file():
+            frames.append(read_rows(home, RETRIEVAL))
+            continue
+        frame = task_runner.frame(cell)
+        frames.append(frame)
+        if not set(frame["status"]) & {"oom", "error"}:
+            write_rows(frame, home, RETRIEVAL)
+            write_json(home / "key.json", key)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _kept(folder: Path, fingerprints: Collection[str]) -> list[pd.DataFrame]:
+    """Rows of other models, with the floor of each."""
+    found: dict[str, list[pd.DataFrame]] = {}
+    for path in sorted(folder.glob("*/key.json")):
+        fingerprint = read_json(path)["fingerprint"]
+        if fingerprint in fingerprints:
+            found.setdefault(fingerprint, []).append(read_rows(path.parent, RETRIEVAL))
+    return [_floored(pd.concat(frames, ignore_index=True)) for frames in found.values()]
+
+
+def _floored(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame of one model, tasks that it fails within its training length marked `floor`."""
+    frame = frame.copy()
+    for task in frame["task"].unique():
+        answered = (frame["task"] == task) & (frame["status"] == "ok") & frame["correct"].notna()
+        within = frame[answered & (frame["length"] <= frame["train_length"].fillna(frame["length"].min()))]
+        plain = within[within["rescale"] == "none"]
+        right = (plain if len(plain) else within)["correct"]
+        if answered.any() and (right.empty or float(right.mean()) < FLOOR):
+            frame.loc[answered, "status"] = "floor"
+    return frame
+
+
+class _Tasks:
+    """The tasks of one evaluation: prompts from its tokenizer, copies from its text."""
+
+    def __init__(self, evaluation: Evaluation):
+        self.evaluation, self.plan = evaluation, evaluation.plan
+        self.models = Models(evaluation.subject, evaluation.kernel)
+        self.tokenizer = evaluation.subject.tokenizer()
+        self.haystacks = Haystacks(
+            self.tokenizer,
+            longest_length=max(evaluation.lengths),
+            bos_token_id=bos_token_id(evaluation.subject, self.plan, self.tokenizer),
+        )
+
+    def cells(self) -> Iterator[RetrievalCell]:
+        """Cells that share a model follow one another."""
+        for rescale in self.evaluation.rescales:
+            for length in self.evaluation.lengths:
+                yield from (RetrievalCell(task, rescale, length) for task in self.plan.tasks)
+
+    def key(self, cell: RetrievalCell) -> dict[str, Any]:
+        """What decides a cell's numbers."""
+        subject = self.evaluation.subject
+        return {
+            "version": _VERSION,
+            "fingerprint": subject.fingerprint,
+            "tokenizer": self.tokenizer.hash,
+            "text": self.evaluation.text.hash,
+            "bos": self.haystacks.bos_ids,
+            "kernel": self.evaluation.kernel,
+            "dtype": subject.checkpoint.dtype,
+            "identity": dict(subject.identity),
+            "task": cell.task,
+            "rescale": cell.rescale,
+            "length": cell.length,
+            "longest": max(self.evaluation.lengths) if cell.task == COPY else None,
+            "depths": list(self.plan.depths),
+            "num_samples": self.plan.num_samples,
+        }
+
+    def frame(self, cell: RetrievalCell) -> pd.DataFrame:
+        """The rows of a cell; one row with a status where it cannot be measured."""
+        subject, rotary = self.evaluation.subject, self.evaluation.subject.checkpoint.rotary
+        rows = self._guarded(cell)
+        shared = {
+            **subject.identity,
+            "train_length": subject.train_length,
+            "dtype": subject.checkpoint.dtype,
+            "mask_kind": "causal",
+            "task": cell.task,
+            "length": cell.length,
+            "rescale": cell.rescale,
+            "kernel": self.models.kernel,
+            "factor": None
+            if rotary is None
+            else rope_scaling.parse(cell.rescale).resolved_factor(rotary.original_length, cell.length),
+        }
+        return make_rows([{**shared, **row} for row in rows], RETRIEVAL_COLUMNS)
+
+    def _guarded(self, cell: RetrievalCell) -> list[dict[str, Any]]:
+        measure_cell: Callable[[RetrievalCell], list[dict[str, Any]]]
+        measure_cell = self._copies if cell.task == COPY else self._needles
+        try:
+            return measure_cell(cell)
+        except DataError as error:  # no prompt of this length
+            status, reason = "skipped", str(error)
+        except LengthError as error:
+            status, reason = "unsupported", str(error)
+        except PEStudyError:
+            raise
+        except Exception as error:
+            status = "oom" if is_out_of_memory(error) else "error"
+            reason = f"{type(error).__name__}: {error}"
+        logger.warning("%s, %s: %s", self.evaluation.subject.name, cell.task, reason)
+        return [{"status": status}]
+
+    def _needles(self, cell: RetrievalCell) -> list[dict[str, Any]]:
+        prompts = [
+            self.haystacks.build(cell.task, length=cell.length, depth=depth, sample=sample)
+            for depth in self.plan.depths
+            for sample in range(self.plan.num_samples)
+        ]
+        longest_answer = max(len(ids) for prompt in prompts for ids in prompt.candidate_ids)
+        model = self.models.get(cell.rescale, cell.length + longest_answer + _MORE_TOKENS)
+        return [score_needle(model, prompt, self.tokenizer) for prompt in prompts]
+
+    def _copies(self, cell: RetrievalCell) -> list[dict[str, Any]]:
+        documents = self.evaluation.text.documents.documents
+        farthest = cell.length - NUM_COPIED - len(self.haystacks.bos_ids)
+        rows = []
+        for depth in self.plan.depths:
+            distance = round(farthest + depth * (NUM_COPIED - farthest))
+            for sample in range(self.plan.num_samples):
+                probe = self.haystacks.copy_probe(
+                    documents[sample % len(documents)], length=cell.length, distance=distance, sample=sample
+                )
+                scorer = Scorer(self.models.get(cell.rescale, cell.length))
+                ids_2T = np.stack([probe.with_ids, probe.without_ids])
+                scored = NUM_COPIED - 1
+                with_nll, without_nll = scorer.nll(ids_2T[:, :-1], ids_2T[:, -scored:]).sum(axis=1)
+                rows.append(
+                    {
+                        "depth": depth,
+                        "sample": sample,
+                        "target_logprob": -float(with_nll),
+                        "gain": float(without_nll - with_nll) / scored,
+                        "status": "ok",
+                    }
+                )
+        return rows
+
+
+def score_needle(model: Any, prompt: Haystack, tokenizer: Any) -> dict[str, Any]:
+    """Greedy answer, log-likelihood and rank among ten of one prompt."""
+    reader = Reader(model, prompt.prompt_ids)
+    logprobs = [reader.logprob(ids) for ids in prompt.candidate_ids]
+    generated = reader.greedy(len(prompt.candidate_ids[0]) + _MORE_TOKENS)
+    return {
+        "depth": prompt.depth,
+        "sample": prompt.sample,
+        "correct": tokenizer.hf.decode(generated).strip().startswith(prompt.answer),
+        "target_logprob": logprobs[0],
+        "rank": 1 + sum(logprob >= logprobs[0] for logprob in logprobs[1:]),
+        "status": "ok",
+    }
