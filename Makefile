@@ -14,7 +14,7 @@ INSTALL := $(RUN)/python -m pip install -qq --disable-pip-version-check -c const
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
-	@$(RUN)/pe-study run recipes/demo.yaml
+	@$(RUN)/pe-study run recipes/demo.yaml --jobs auto
 
 test: $(VENV)/.installed-test
 	@$(RUN)/python -m pytest

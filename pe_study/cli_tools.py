@@ -60,7 +60,7 @@ def sweep(
         terminal.say(json.dumps(line))
 
 
-@app.command(epilog="Example: pe-study bench rope alibi --lengths 128,2k --peers --output bench.json")
+@app.command(epilog="Example: pe-study bench rope alibi --lengths 128,2k --peers")
 def bench(
     encodings: Annotated[
         list[str] | None,
@@ -81,9 +81,7 @@ def bench(
     memory: Annotated[bool, typer.Option(help="measure peak memory, in a process each")] = True,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu or cuda")] = "cpu",
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float32 or bfloat16")] = "float32",
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="also write all of it as JSON", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, options.output("also write bench.json and bench.md there")] = None,
 ) -> None:
     """Measure speed and memory, encoding by encoding.
 
@@ -91,7 +89,8 @@ def bench(
     """
     from pe_study import bench as benches
     from pe_study import encodings as known
-    from pe_study.files import write_json
+    from pe_study.files import write_json, write_text
+    from pe_study.runs import claim_folder
 
     workloads = benches.plan(
         encodings or known.available(),
@@ -105,6 +104,9 @@ def bench(
         dtype=dtype,
     )
     result = benches.run(workloads, rounds=rounds, memory=memory, progress=terminal.note)
+    table = benches.markdown(result)
     if output:
-        write_json(output, result)
-    terminal.say(benches.markdown(result))
+        claim_folder(output, ours=("bench.json",))
+        write_json(output / "bench.json", result)
+        write_text(output / "bench.md", table)
+    terminal.say(table.rstrip())

@@ -34,6 +34,7 @@ STAND_INS = {
     "runs/eval/HuggingFaceTB--SmolLM2-135M": "runs/eval/checkpoint",
     "HuggingFaceTB/SmolLM2-135M": "checkpoint",
     "--lengths 2k,4k,8k,16k,32k": "--lengths 32,64 --corpus texts --num-documents 2",
+    "rope alibi t5 --lengths 128,2k --peers": "rope --lengths 16 --phases eval --rounds 1 --no-memory",
     "recipes/small.yaml": "tiny.yaml",
     " --executor slurm --jobs 8 --slurm slurm_partition=gpu,timeout_min=600": "",
     "train.lr=3e-4": "name=changed train.lr=3e-4",
