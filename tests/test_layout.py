@@ -70,7 +70,6 @@ FORBIDDEN = {
     "bench": {"train", "evaluators", "cli", "report", "recipe"},
     "kernels": {
         "model",
-        "encodings",
         "train",
         "evaluators",
         "recipe",
