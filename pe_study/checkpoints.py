@@ -6,6 +6,7 @@ A rescale is written into the config before the model is built, so that no table
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -18,6 +19,7 @@ from torch import nn
 import pe_study.model
 from pe_study import hf_rope, hub, rope_scaling, runs
 from pe_study.errors import CheckpointError, PEStudyError, RescaleError, UsageError, did_you_mean
+from pe_study.load_checks import check_causal, check_weights, refuse_past
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding", "pos_embed")
@@ -65,18 +67,27 @@ def open_checkpoint(
     if dtype not in DTYPES:
         raise UsageError(f'unknown dtype "{dtype}"; {did_you_mean(dtype, DTYPES)}')
     path = Path(source).expanduser()
+    if not path.exists() and (path.is_absolute() or str(source).count("/") != 1 or path.suffix == ".gguf"):
+        _check_hub_id(str(source))
     if (path / runs.FINAL).is_dir():
         path = path / runs.FINAL
     elif (path / runs.RECIPE).is_file():
-        raise CheckpointError(
-            f"{source}: an unfinished run (no {runs.FINAL}/ there); finish its training first"
-        )
+        raise CheckpointError(f"{source}: an unfinished run (no {runs.FINAL}/); finish its training first")
     if path.suffix == ".gguf":
         path, gguf_file = path.parent, path.name
     name = str(path) if path.exists() else str(source)
     options = {"revision": revision, "gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
-    given = {key: value for key, value in options.items() if value}
+    given = {key: value for key, value in options.items() if value is not None}
     return Checkpoint(str(source), name, dtype, given)
+
+
+def _check_hub_id(source: str) -> None:
+    """CheckpointError for what is neither there nor a name that the Hub could know."""
+    if "/" in source or source.startswith(".") or source.endswith(".gguf"):
+        raise CheckpointError(
+            f"{source}: no such file or folder; accepted: a run directory, a checkpoint folder, a .gguf file "
+            "or a Hugging Face id such as HuggingFaceTB/SmolLM2-135M"
+        )
 
 
 class Checkpoint:
@@ -135,7 +146,15 @@ class Checkpoint:
         else:
             options |= self._hf_options(rescale, length, kernel)
         with loading(self.source):
-            return AutoModelForCausalLM.from_pretrained(self.name, **options).eval()
+            model, report = AutoModelForCausalLM.from_pretrained(
+                self.name, **options, output_loading_info=True
+            )
+        check_weights(self.source, report)
+        if not self.is_ours:
+            check_causal(self.source, model.eval())
+            if length is not None and self.depends_on_length(rescale):
+                refuse_past(model, length, cache_name(model) or "")
+        return model.eval()
 
     def _hf_options(self, rescale: str, length: int | None, kernel: str) -> dict[str, Any]:
         if kernel not in HF_KERNELS:
@@ -155,23 +174,30 @@ class Checkpoint:
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
-        with loading(self.source):
+        with loading(f"{self.source}: tokenizer"):
             return AutoTokenizer.from_pretrained(self.name, **self.options)
 
 
 @contextmanager
 def loading(source: str) -> Iterator[None]:
-    """Turns whatever the libraries raise while they read a checkpoint into one line; no progress bars."""
-    from pe_study.quiet import no_progress_bars
+    """Turns whatever the libraries raise while they read a checkpoint into one line, and keeps them quiet."""
+    from transformers.utils import logging
 
-    with nullcontext() if Path(source).exists() else hub.no_retries(), no_progress_bars():
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    with nullcontext() if Path(source).exists() else hub.no_retries(), hub.no_progress_bars():
         try:
             yield
         except PEStudyError:
             raise
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-            raise CheckpointError(f"{source}: {reason}") from error
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            reason = " ".join(lines[:2]) if lines and lines[0].endswith(":") else (lines or [""])[0]
+            missing = "" if Path(source.split(": ")[0]).exists() else hub.why()
+            reason = reason[:300] or type(error).__name__
+            raise CheckpointError(f"{source}: {reason}{missing}") from error
+        finally:
+            logging.set_verbosity(verbosity)
 
 
 def lift_limits(config: Any, length: int) -> None:
@@ -201,6 +227,12 @@ def follows_running_length(model: Any) -> bool:
     """Whether a model's frequencies change with the tokens it has seen, so that no cache is exact."""
     config = getattr(model, "config", None)
     return config is not None and hf_rope.follows_running_length(config)
+
+
+def cache_name(model: Any) -> str | None:
+    """The argument of a model's call that takes its cache: transformers 5 renamed `past_key_values`."""
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in parameters), None)
 
 
 def vocabulary_size(model: Any) -> int | None:

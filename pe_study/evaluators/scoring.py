@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from pe_study.checkpoints import follows_running_length, vocabulary_size
+from pe_study.checkpoints import cache_name, follows_running_length, vocabulary_size
 
 MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 28}  # numbers held at once: 256 MiB, 1 GiB in float32
 SMALLEST_CHUNK = 64
@@ -65,8 +65,7 @@ class Scorer:
         self.is_pretrained = isinstance(model, PreTrainedModel)
         parameters = inspect.signature(model.forward).parameters if self.is_pretrained else {}  # type: ignore[attr-defined]
         self._keeps_logits = "logits_to_keep" in parameters
-        # transformers 5.20 renamed `past_key_values` to `cache`
-        self._cache_name = next((name for name in ("cache", "past_key_values") if name in parameters), None)
+        self._cache_name = cache_name(model) if self.is_pretrained else None
         self._vocabulary = vocabulary_size(model) or 1
 
     def nll(self, ids_BT: np.ndarray, targets_BK: np.ndarray) -> np.ndarray:

@@ -13,7 +13,6 @@ from pe_study.errors import UsageError
 from pe_study.evaluation_sets import Unit
 from pe_study.evaluators.jobs import DocumentSequence, read_documents
 from pe_study.evaluators.subjects import Subject
-from pe_study.leaves import parse_length
 from pe_study.plan import Plan
 
 
@@ -72,9 +71,7 @@ def read_text(subject: Subject, plan: Plan) -> Text:
         unit=cast(Unit, plan.unit),
     )
     if plan.tokens_per_document is not None:
-        documents = shortened(
-            documents, parse_length(plan.tokens_per_document, subject.train_length), longest
-        )
+        documents = shortened(documents, int(plan.tokens_per_document), longest)
     sequences = read_documents(documents.documents, bos_token_id(subject, plan, tokenizer))
     return Text(documents, sequences, split.corpus_name, split.corpus_hash, split.tokenizer_hash)
 
