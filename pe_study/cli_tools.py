@@ -91,6 +91,7 @@ def bench(
     from pe_study import encodings as known
     from pe_study.files import write_json, write_text
     from pe_study.runs import claim_folder
+    from pe_study.workloads import Sizes
 
     workloads = benches.plan(
         encodings or known.available(),
@@ -98,7 +99,7 @@ def bench(
         kernels=flags.items(kernels),
         phases=flags.items(phases),
         peers=peers,
-        sizes=benches.Sizes(**flags.counts("--sizes", sizes, benches.Sizes.__dataclass_fields__)),
+        sizes=Sizes(**flags.counts("--sizes", sizes, Sizes.__dataclass_fields__)),
         batch_tokens=flags.tokens("--batch-tokens", batch_tokens),
         device=device,
         dtype=dtype,
