@@ -45,6 +45,11 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     )
 
 
+def autocast_dtype(recipe: Recipe) -> torch.dtype | None:
+    """The dtype that mixed precision computes in; None without it."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.train.mixed_precision)
+
+
 def learns_biases(model: Decoder) -> bool:
     """Whether attention scores of the model have a learned bias."""
     if not isinstance(model, PEStudyForCausalLM):
@@ -61,7 +66,7 @@ def determinism(recipe: Recipe, model: Decoder, device: torch.device) -> Iterato
     if not recipe.train.deterministic:
         yield
         return
-    if model.resolved_kernel(device) == "flex" and learns_biases(model):
+    if model.resolved_kernel(device, dtype=autocast_dtype(recipe)) == "flex" and learns_biases(model):
         raise RecipeError(
             f"{recipe.path}: train.deterministic: FlexAttention sums the gradient of a learned bias in no "
             "fixed order; set train.kernel to eager or sdpa"

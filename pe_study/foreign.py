@@ -56,7 +56,9 @@ class ForeignDecoder(nn.Module):
         """None is told apart in a foreign model."""
         return []
 
-    def resolved_kernel(self, device: torch.device | str | None = None) -> str:
+    def resolved_kernel(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> str:
         """The name of its attention implementation, as transformers calls it."""
         return str(self.config._attn_implementation)
 

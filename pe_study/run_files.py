@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pe_study import runs, snapshots, state
 from pe_study.contexts import context_sizes
-from pe_study.engine import device_name, on_main, peak_memory_bytes
+from pe_study.engine import autocast_dtype, device_name, on_main, peak_memory_bytes
 from pe_study.errors import UsageError
 from pe_study.files import sync, write_text
 from pe_study.kernels.fused import compilations
@@ -92,7 +92,7 @@ class RunFiles:
             steps=self.recipe.train.steps,
             device=device_name(self.accelerator),
             num_processes=self.accelerator.num_processes,
-            kernel=model.resolved_kernel(self.accelerator.device),
+            kernel=model.resolved_kernel(self.accelerator.device, dtype=autocast_dtype(self.recipe)),
             parameters={"total": total, "position": position},
         )
 

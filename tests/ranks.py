@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from safetensors.torch import save_file
 from tiny import ENCODINGS, make_updater
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from pe_study import runs
+from pe_study import runs, state
 from pe_study.data import TrainBatches
 from pe_study.errors import PEStudyError
 from pe_study.recipe import load
@@ -96,6 +99,40 @@ def bad_gradient(folder: Path) -> None:
 
     Updater.backward = backward  # type: ignore[method-assign]
     train_study(load(folder / "tiny.yaml"), folder / "runs")
+
+
+def shard(accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+    """What Accelerate's FSDP2 does on GPUs: a unit a layer; the rest, a shared encoding too, the root's."""
+    mesh = init_device_mesh("cpu", (accelerator.num_processes,))
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    sharded = dict(model.named_parameters())
+    for group in optimizer.param_groups:
+        group["params"] = [sharded[names[id(weight)]] for weight in group["params"]]
+    return model, optimizer
+
+
+def sharded(folder: Path) -> None:
+    """Three updates and a snapshot of a sharded model, and what they leave."""
+    Accelerator.prepare = shard  # type: ignore[method-assign,assignment]
+    Accelerator.is_fsdp2 = property(lambda self: True)  # type: ignore[method-assign,assignment]
+    for encoding in ("t5", "shaw", "rope"):
+        updater = make_updater(load(folder / "tiny.yaml", (*UNEVEN, f"encodings=[{encoding}]")))
+        updates = [updater.update(step) for step in range(2)]
+        kept = state.weights(updater.model), state.optimizer_state(updater.model, updater.optimizer)
+        updates.append(updater.update(2))
+        weights = state.weights(updater.model)
+        state.load_weights(updater.model, kept[0])
+        state.load_optimizer_state(updater.model, updater.optimizer, kept[1])
+        assert updater.update(2) == updates[2]
+        assert all(
+            torch.equal(weights[name], weight) for name, weight in state.weights(updater.model).items()
+        )
+        save_file(weights, folder / f"{encoding}-sharded-{RANK}.safetensors")
+        facts = [[update.loss, update.grad_norm] for update in updates]
+        runs.write_json(folder / f"{encoding}-sharded-{RANK}.json", facts)
 
 
 def out_of_memory(folder: Path) -> None:

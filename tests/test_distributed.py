@@ -109,3 +109,19 @@ def test_out_of_memory_on_one_process_halves_on_both(tmp_path: Path) -> None:
     newest = snapshots.newest(folder / "snapshots")
     assert newest is not None
     assert newest.facts["updater"]["micro_sequences"] == 2
+
+
+def test_sharded_models_train_alike(tmp_path: Path) -> None:
+    """FSDP2: Accelerate shards on GPUs only, so the test shards by hand what it would."""
+    tiny_recipe(tmp_path)
+    assert launch("ranks.py", "sharded", tmp_path) == [0, 0]
+    for encoding in ("t5", "shaw", "rope"):
+        recipe = load(tmp_path / "tiny.yaml", ("data.packing=isolate", f"encodings=[{encoding}]"))
+        updater = make_updater(recipe)
+        expected = [updater.update(step) for step in range(3)]
+        facts = runs.read_json(tmp_path / f"{encoding}-sharded-0.json")
+        for (loss, grad_norm), update in zip(facts, expected, strict=True):
+            assert (loss, grad_norm) == pytest.approx((update.loss, update.grad_norm), rel=1e-4)
+        first, second = (load_file(tmp_path / f"{encoding}-sharded-{rank}.safetensors") for rank in (0, 1))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        assert set(first) == {name for name, _ in updater.model.named_parameters()}

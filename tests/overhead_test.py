@@ -1,0 +1,69 @@
+"""What the trainer costs beside the bare step: `python tests/overhead_test.py`.
+
+The same decoder of 8 layers, width 512, is trained in turn by the plain forward, backward, clip and fused
+AdamW, and by the trainer with everything on: batches, seeds, agreement, checks, a metrics line at every step.
+The figures are processor time on one thread, which other programs on the machine disturb least.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from tiny import make_updater, tiny_recipe
+
+from pe_study.run_log import RunLog
+from pe_study.updates import Updater
+
+MODEL = (
+    "model.num_layers=8",
+    "model.d_model=512",
+    "model.num_heads=8",
+    "model.num_kv_heads=8",
+    "model.d_ff=1408",
+)
+
+
+def bare_step(updater: Updater, ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
+    """What any training does: nothing of ours."""
+    loss = updater.model(ids_BT, shift_labels=targets_BT, num_items_in_batch=targets_BT.numel()).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(updater.model.parameters(), 1.0)
+    updater.optimizer.optimizer.step()
+    updater.optimizer.optimizer.zero_grad()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=8, help="of each kind")
+    parser.add_argument("--tokens", type=int, default=1024, help="a step")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        sizes = (f"train.batch_tokens={arguments.tokens}", "train.steps=1000", "train.warmup_steps=10")
+        recipe = tiny_recipe(folder, *(f"model.{key}={size}" for key, size in SIZES.items()), *sizes)
+        updater = make_updater(recipe)
+        updater.model.train()
+        batch = updater.batches.batch(0)
+        inputs_BT = batch.ids_BT[:, :-1]
+        log = RunLog(recipe, recipe.runs()[0], folder, updater.accelerator, start=0, progress=False)
+        bare, ours = [], []
+        for step in range(arguments.steps + 1):
+            began = time.process_time()
+            bare_step(updater, inputs_BT, batch.targets_BT)
+            between = time.process_time()
+            update = updater.update(step)
+            log.tick(time.process_time() - between)
+            log.log(step + 1, update, {})
+            bare.append(between - began)
+            ours.append(time.process_time() - between)
+        log.__exit__(None, None, None)
+    off, on = statistics.median(bare[1:]), statistics.median(ours[1:])
+    print(f"bare {off * 1e3:.1f} ms, trainer {on * 1e3:.1f} ms a step: {100 * (on / off - 1):+.2f} %")
+
+
+if __name__ == "__main__":
+    main()
