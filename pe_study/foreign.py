@@ -57,7 +57,10 @@ class ForeignDecoder(nn.Module):
         return []
 
     def resolved_kernel(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        device: torch.device | str | None = None,
+        mask_kind: str = "causal",
+        dtype: torch.dtype | None = None,
     ) -> str:
         """The name of its attention implementation, as transformers calls it."""
         return str(self.config._attn_implementation)

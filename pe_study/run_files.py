@@ -92,7 +92,7 @@ class RunFiles:
             steps=self.recipe.train.steps,
             device=device_name(self.accelerator),
             num_processes=self.accelerator.num_processes,
-            kernel=model.resolved_kernel(self.accelerator.device, dtype=autocast_dtype(self.recipe)),
+            kernel=self._kernel(model),
             parameters={"total": total, "position": position},
         )
 
@@ -101,6 +101,10 @@ class RunFiles:
             runs.write_json(self.folder / runs.PROVENANCE, facts)
 
         self._write(write)
+
+    def _kernel(self, model: Decoder) -> str:
+        mask_kind = "segments" if self.recipe.data.packing == "isolate" else "causal"
+        return model.resolved_kernel(self.accelerator.device, mask_kind, autocast_dtype(self.recipe))
 
     def save(self, step: int, model: Decoder, updater: Updater) -> None:
         """Write the snapshot of `step`."""

@@ -17,13 +17,7 @@ from tiny import make_updater, tiny_recipe
 from pe_study.run_log import RunLog
 from pe_study.updates import Updater
 
-MODEL = (
-    "model.num_layers=8",
-    "model.d_model=512",
-    "model.num_heads=8",
-    "model.num_kv_heads=8",
-    "model.d_ff=1408",
-)
+SIZES = {"num_layers": 8, "d_model": 512, "num_heads": 8, "num_kv_heads": 8, "d_ff": 1408}
 
 
 def bare_step(updater: Updater, ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> None:
