@@ -10,7 +10,7 @@ from pe_study import costs, forecast, recipe
 
 
 def test_kv_cache_of_the_worked_example() -> None:
-    """64 heads of 128, 4096 tokens, 2 bytes: 128 MiB a layer, 10.7 GB in 80 layers; 8 heads take an eighth."""
+    """64 heads of 128, 4096 tokens, 2 bytes: 128 MiB a layer, 10.7 GB in 80 layers; 8 heads: an eighth."""
     size = {"head_dim": 128, "length": 4096, "bytes_per_element": 2}
     assert costs.kv_cache_bytes(num_kv_heads=64, **size) == 134_217_728
     assert round(costs.kv_cache_bytes(num_kv_heads=64, num_layers=80, **size) / 1e9, 1) == 10.7

@@ -39,6 +39,7 @@ STAND_INS = {
     " --executor slurm --jobs 8 --slurm slurm_partition=gpu,timeout_min=600": "",
     "train.lr=3e-4": "name=changed train.lr=3e-4",
     "mine": "alibi",
+    "pe-study report": "pe-study report --view brief.yaml",
 }
 
 
@@ -47,6 +48,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny recipe, its texts and a tiny checkpoint, in which the commands run."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "tiny.yaml").write_text(TINY, encoding="utf-8")
+    (folder / "brief.yaml").write_text("figures: [length]\ntables: [main]\n", encoding="utf-8")
     (folder / "texts").mkdir()
     for number in range(12):
         text = " ".join(f"Line {line} of text {number}: größer als {line * number}." for line in range(40))
