@@ -11,14 +11,14 @@ from pe_study.curves import number
 SHORT = {"perplexity": "perplexity", "bits_per_byte": "bits per byte", "nll": "loss"}
 
 
-def caption(shown: pd.DataFrame, protocol: str) -> str:
-    """ "Protocol …; corpus …, 24 documents; trained at length 64; n = 3 seeds; …"."""
+def caption(shown: pd.DataFrame, protocol: str, *, bands: bool = True) -> str:
+    """ "Protocol …; corpus …, 24 documents; trained at length 64; n = 3 seeds; …" (`bands`: what they are)."""
     corpora = ", ".join(sorted({str(name) for name in shown["corpus"]})) or "unknown corpus"
     documents = shown["num_documents"].max()
     counted = f"{int(documents)} documents" if documents > 0 else "documents not counted"
     return (
         f"Protocol {protocol}{_stride(shown, protocol)}; corpus {corpora}, {counted}; "
-        f"trained at length {listed(shown['train_length'])}; {seeds_text(shown)}."
+        f"trained at length {listed(shown['train_length'])}; {seeds_text(shown, bands=bands)}."
     )
 
 
@@ -30,14 +30,16 @@ def _stride(shown: pd.DataFrame, protocol: str) -> str:
     return f" (stride {text})"
 
 
-def seeds_text(shown: pd.DataFrame) -> str:
+def seeds_text(shown: pd.DataFrame, *, bands: bool) -> str:
     """How many seeds a figure rests on, and what its bands are."""
     seeds = shown.groupby("label", observed=True)["num_seeds"].max()
     low, high = int(seeds.min()), int(seeds.max())
     if high <= 1:
-        return "n = 1 seed each, so no bands"
+        return "n = 1 seed each" + (", so no bands" if bands else "")
     counted = f"n = {high} seeds" if low == high else f"n = {low} to {high} seeds"
-    return f"{counted}; line: mean, band: 95 % t interval over seeds, the documents held fixed"
+    return counted + (
+        "; line: mean, band: 95 % t interval over seeds, the documents held fixed" if bands else ""
+    )
 
 
 def absences(shown: pd.DataFrame, metric: str) -> str:

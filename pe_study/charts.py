@@ -81,7 +81,9 @@ def differences_figure(found: Sequence[Comparison], looks: Looks, curves: pd.Dat
     return Figure(
         name="differences",
         title=f"Difference from {against} ({protocol})",
-        caption=caption(curves[(curves["protocol"] == protocol) & (curves["rescale"] == "none")], protocol)
+        caption=caption(
+            curves[(curves["protocol"] == protocol) & (curves["rescale"] == "none")], protocol, bands=False
+        )
         + f" Left of zero is better than {against}. 95 % intervals {what}; filled: differs from {against} "
         f"after Holm's correction over all {len(found)} pairs and lengths, hollow: not shown to differ.",
         alt="; ".join(f"{label} {value:+.3f} nats at {n:,}" for label, n, value, *_ in chosen),

@@ -43,7 +43,7 @@ class Canvas:
             bottom=0.56 / height,
             top=1 - 0.26 / height,
             wspace=0.55 / (width / columns),
-            hspace=0.75 / (height / rows),
+            hspace=0.9 / (height / rows),
         )
         return list(panels.flat)
 

@@ -35,7 +35,8 @@ def rescale_map(curves: pd.DataFrame, metric: str, protocol: str, label: str) ->
     return Figure(
         name=f"rescale-map-{label}-{protocol}-{metric}",
         title=f"{label}: rescale by length, {SHORT[metric]} ({protocol})",
-        caption=caption(own, protocol) + " auto is the length over the training length, never below 1.",
+        caption=caption(own, protocol, bands=False)
+        + " auto is the length over the training length, never below 1.",
         alt="; ".join(
             f"{name}: {', '.join(number(v) for v in row if v == v)}" for name, row in table.iterrows()
         ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from pe_study import charts, heatmaps, page_tables, plots, tables
+from pe_study import charts, heatmaps, page_tables, plots, published, tables
 from pe_study.comparisons import Comparison, Decomposition
 from pe_study.drawing import Figure
 from pe_study.findings import yarn_sentence
@@ -68,12 +68,14 @@ class Material:
 def sections(material: Material) -> list[Section]:
     """The sections that have something to show, in reading order."""
     makers: list[Callable[[Material], Section]] = [
+        _progress,
         _length,
         _how_far,
         _protocols,
         _position,
         _rescale,
         _retrieval,
+        _published,
         _training,
         _lost,
     ]
@@ -165,6 +167,48 @@ def _retrieval(material: Material) -> Section:
     ]
     if material.wants("retrieval") and found:
         section.add(heatmaps.retrieval_figure(pd.concat(found, ignore_index=True)))
+    return section
+
+
+def _published(material: Material) -> Section:
+    """Printed tables of the same corpus or checkpoint (or all, if asked for), held against ours."""
+    section = Section("published", "Beside published numbers")
+    if not material.wants_table("published"):
+        return section
+    tables_of = published.read_published()
+    if not material.view.published:
+        tables_of = published.alike(tables_of, material.rows)
+    found = published.agreements(tables_of, material.curves)
+    if not found:
+        return section
+    section.notes.append(published.agreement_sentence(found))
+    frame = published.agreement_table(found)
+    note = "rerun: the same weights; ratio and ordering: other weights; disputed: shown, never counted."
+    section.tables.append(page_tables.plain("published", "Printed numbers and ours", frame, note))
+    sources = {one.table for one in found}
+    for table in tables_of:
+        if {table.id, table.data.get("ratio_group")} & sources:
+            section.tables.append(page_tables.printed_table(table))
+    return section
+
+
+def _progress(material: Material) -> Section:
+    """Where an unfinished study stands."""
+    section = Section("progress", "Progress")
+    runs = [(study, run) for study in material.studies for run in study.runs]
+    if all(run.done for _, run in runs):
+        return section
+    frame = pd.DataFrame(
+        {
+            "run": [run.run_id for _, run in runs],
+            "study": [study.name for study, _ in runs],
+            "state": ["done" if run.done else "not finished" for _, run in runs],
+            "step": [run.last_step for _, run in runs],
+            "of": [run.train.get("steps") for _, run in runs],
+            "last loss, nats": [run.last_loss for _, run in runs],
+        }
+    )
+    section.tables.append(page_tables.plain("progress", "Where every run stands", frame))
     return section
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from pe_study import tables
 from pe_study.comparisons import Comparison, Decomposition, comparison_table, decomposition_table
 from pe_study.curves import number
+from pe_study.published import PublishedTable
 from pe_study.verdicts import Verdict, verdict_table
 
 METRIC_NAMES = {"perplexity": "perplexity", "bits_per_byte": "bits per byte", "nll": "loss (nats)"}
@@ -211,6 +212,23 @@ def comparisons_table(found: Sequence[Comparison]) -> Table:
         f"{len(found)}. Negative: the first has the lower loss. Speaks of {what}.",
         data,
     )
+
+
+def printed_table(table: PublishedTable) -> Table:
+    """A paper's table as printed; every row with the kind of comparison that it allows."""
+    keys = list(dict.fromkeys(key for row in table.rows for key in row["values"]))
+    data = pd.DataFrame(
+        [
+            {"row": str(row["name"]), "compare": table.compare(row)}
+            | {str(key): row["values"].get(key) for key in keys}
+            for row in table.rows
+        ]
+    )
+    numbers = [str(key) for key in keys]
+    data[numbers] = data[numbers].astype("float64")
+    where = ", ".join(str(table.data[key]) for key in ("where", "setting") if table.data.get(key))
+    note = f"{table.paper} ({table.source}), {where}. A dash: out of memory, not given, or beyond the scale."
+    return plain(f"printed-{table.id}", str(table.data["title"]), data, note)
 
 
 def decompositions_table(found: Sequence[Decomposition]) -> Table:

@@ -19,6 +19,7 @@ import pandas as pd
 
 import pe_study
 from pe_study import drawing
+from pe_study.latex import tabular
 from pe_study.page import Page, compose
 from pe_study.page_sections import Shown
 from pe_study.page_tables import METRIC_NAMES, Table
@@ -37,10 +38,12 @@ def build(
     view: Path | str | None = None,
     title: str | None = None,
     formats: Sequence[str] = ("svg", "png"),
+    published: bool = False,
 ) -> Path:
     """Read studies (runs, or evaluations of checkpoints), write their page; returns the path of index.html.
 
-    `output` None is reports/<names>/. `formats` are the kinds of figure files to write. UsageError: a missing study, an output that is not ours, a bad view;
+    `output` None is reports/<names>/. `formats` of figures and tables are "svg", "png" and "latex".
+    `published` lays all printed tables beside ours, also those of other corpora.  UsageError: a missing study, an output that is not ours, a bad view;
     DataError: results that cannot be read.
     """
     found = [read_study(path) for path in studies]
@@ -48,7 +51,10 @@ def build(
     folder = Path(output) if output is not None else Path("reports") / "-".join(study.name for study in found)
     claim_folder(folder, ours=(MANIFEST,))
     command = "pe-study report " + " ".join(shlex.quote(str(path)) for path in studies)
-    page = compose(found, chosen if title is None else dataclasses.replace(chosen, title=title), command)
+    chosen = dataclasses.replace(
+        chosen, title=chosen.title if title is None else title, published=published or chosen.published
+    )
+    page = compose(found, chosen, command)
     _write(page, found, folder, formats)
     return folder / "index.html"
 
@@ -65,6 +71,8 @@ def _write(page: Page, studies: Sequence[Study], folder: Path, formats: Sequence
     inline = {item.figure.name: _save_figure(item, folder, colours, formats) for item in shown}
     for table in (table for section in page.sections for table in section.tables):
         _save_csv(table.data, folder / "tables" / f"{table.name}.csv")
+        if "latex" in formats:
+            (folder / "tables" / f"{table.name}.tex").write_text(tabular(table), encoding="utf-8")
     context = _context(page, inline)
     write_text(folder / "index.html", environment.get_template("index.html.j2").render(context))
     write_text(folder / "report.md", environment.get_template("report.md.j2").render(context))
@@ -119,8 +127,8 @@ def _save_figure(
     inline = {}
     for size, suffix in (("two-column", ""), ("one-column", "-one-column")):
         base = f"{figure.name}{suffix}"
-        forms = dict.fromkeys(["svg", *(formats if shown.chosen else ())])
-        made = drawing.render(figure, size, tuple(forms), colours if shown.chosen else None)
+        forms = ["svg", "png"] if shown.chosen and "png" in formats else ["svg"]
+        made = drawing.render(figure, size, forms, colours if shown.chosen else None)
         for form, content in made.items():
             kind, _, theme = form.partition("-")
             if kind not in formats:

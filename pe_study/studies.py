@@ -61,6 +61,10 @@ class Run:
         return self.recipe.get("train", {})
 
     @property
+    def last_loss(self) -> float:
+        return float(self.metrics["loss"].iloc[-1]) if len(self.metrics) else math.nan
+
+    @property
     def last_step(self) -> int:
         return int(self.metrics["step"].max()) if "step" in self.metrics and len(self.metrics) else 0
 
@@ -208,8 +212,3 @@ def _nearby(path: Path) -> str:
         if close
         else f" (in {parent}: {', '.join(names) or 'nothing'})"
     )
-
-
-def finite_or_none(value: Any) -> Any:
-    """A number for strict JSON: nan and infinities become None."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

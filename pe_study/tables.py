@@ -95,6 +95,7 @@ def cells(rows: pd.DataFrame) -> pd.DataFrame:
         untrained_rows=("untrained_rows", "max"),
         factor=("factor", "max"),
         stride=("stride", "max"),
+        model=("model", "first"),
         status=("lost", "first"),
     )
     table["status"] = table["status"].fillna("ok")
@@ -128,6 +129,8 @@ def over_seeds(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     for column in ("num_documents", "num_tokens", "untrained_rows", "factor", "stride"):
         if column in table:
             frame[column] = groups[column].max()
+    if "model" in table:
+        frame["model"] = groups["model"].first().astype(str)
     frame["lost_seeds"] = frame.pop("size") - frame["num_seeds"]
     frame["status"] = frame.pop("lost").fillna("not finite").where(frame["num_seeds"] == 0, "ok")
     return _exponentiate(frame.reset_index())

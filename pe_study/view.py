@@ -21,7 +21,7 @@ FIGURES = (
     "training",
     "cost",
 )
-TABLES = ("main", "verdicts", "comparisons", "cost", "cells")
+TABLES = ("main", "verdicts", "comparisons", "published", "cost", "cells")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class View:
     figures: tuple[str, ...] = FIGURES
     tables: tuple[str, ...] = TABLES
     lengths: tuple[int, ...] | None = None
+    published: bool = False  # also printed tables of other corpora than ours
 
 
 def read_view(path: Path | str | None) -> View:
@@ -59,6 +60,10 @@ def _check(key: str, value: Any, where: str) -> Any:
     if key in ("title", "protocol"):
         if not isinstance(value, str):
             raise UsageError(f"{where}: found {describe(value)}; accepted: text or null")
+        return value
+    if key == "published":
+        if not isinstance(value, bool):
+            raise UsageError(f"{where}: found {describe(value)}; accepted: true or false")
         return value
     if not isinstance(value, list):
         raise UsageError(f"{where}: found {describe(value)}; accepted: a list")

@@ -105,7 +105,7 @@ class Structure(HTMLParser):
         self.references += [str(values[name]) for name in ("aria-labelledby",) if name in values]
         if re.fullmatch("h[1-6]", tag):
             self.headings.append(int(tag[1]))
-        if values.get("role") in ("img", "region") and not values.get("aria-label"):
+        if values.get("role") in ("img", "region") and not {"aria-label", "aria-labelledby"} & set(values):
             self.unnamed.append(tag)
         self.labels += tag == "label"
         self.inputs += tag == "input"

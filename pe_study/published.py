@@ -1,0 +1,222 @@
+"""Published numbers beside ours: reads reports/published/*.yaml and says which of ours agree, and in what sense.
+
+What agreement means stands in each table: `rerun` (the same checkpoint, within the tolerance), `ratio` (own runs:
+the ratio of two perplexities within a range), `ordering` (own runs: the same order of encodings at about the same
+multiple of the training length) or `disputed` (shown, never counted). The schema is at the top of alibi.yaml.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pe_study import shipped
+from pe_study.errors import UsageError
+from pe_study.tables import protocols_of
+from pe_study.yaml_strict import read_mapping
+
+FOLDER = "reports/published"
+NEARBY = 1.15  # two lengths count as the same multiple of the training length within this factor
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """One table of one paper, as printed."""
+
+    paper: str
+    source: str
+    data: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.data["id"])
+
+    @property
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        return list(self.data["rows"])
+
+    def compare(self, row: Mapping[str, Any]) -> str:
+        return str(row.get("compare", self.data["compare"]))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One printed statement held against ours; `agrees` is None where ours cannot say or it is not counted."""
+
+    table: str
+    row: str
+    kind: str
+    printed: str
+    ours: str
+    agrees: bool | None
+
+
+def read_published(paths: Sequence[Path | str] | None = None) -> list[PublishedTable]:
+    """Every table of the given files, or of those that come with pe_study. UsageError naming file and key."""
+    files = [shipped.find(name) for name in (paths if paths is not None else shipped.names(FOLDER))]
+    found = []
+    for file in files:
+        document = read_mapping(file, UsageError)
+        missing = {"paper", "source", "tables"} - set(document.value)
+        if missing:
+            raise UsageError(
+                f"{file}: no key {', '.join(sorted(missing))}; the schema is at the top of alibi.yaml"
+            )
+        for number, table in enumerate(document.value["tables"]):
+            absent = {"id", "title", "metric", "compare", "rows"} - set(table)
+            if absent:
+                raise UsageError(f"{document.place(('tables', number))}: no key {', '.join(sorted(absent))}")
+            found.append(PublishedTable(str(document.value["paper"]), str(document.value["source"]), table))
+    return found
+
+
+def agreements(published: Sequence[PublishedTable], curves: pd.DataFrame) -> list[Agreement]:
+    """What of the published tables these curves can be held against, and whether they agree."""
+    ours = curves[curves["perplexity"].notna()]
+    found: list[Agreement] = []
+    for table in published:
+        if table.data["metric"] != "perplexity":
+            continue
+        found += [one for row in table.rows if (one := _rerun(table, row, ours)) is not None]
+        if table.data["compare"] == "ratio":
+            found += _ratios(table, ours)
+        if table.data["compare"] == "ordering":
+            found += _orderings(table, ours)
+    return list(dict.fromkeys(found))
+
+
+def alike(published: Sequence[PublishedTable], rows: pd.DataFrame) -> list[PublishedTable]:
+    """The tables of a corpus that ours is called by, or of a checkpoint that was evaluated."""
+    corpora = {_plain(name) for name in rows["corpus"].astype(str).unique()} - {""}
+    models = {_plain(name) for name in rows["model"].astype(str).unique()} - {""}
+    return [table for table in published if _shares(table, corpora, models)]
+
+
+def _shares(table: PublishedTable, corpora: set[str], models: set[str]) -> bool:
+    corpus = _plain(str(table.data.get("corpus") or "-").split()[0])
+    checkpoints = {_plain(str(row["checkpoint"])) for row in table.rows if row.get("checkpoint")}
+    return any(corpus and corpus in name for name in corpora) or bool(checkpoints & models)
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
+def _own(ours: pd.DataFrame, table: PublishedTable) -> pd.DataFrame:
+    """Our own trained runs under the table's protocol, or under the first that was run."""
+    plain = ours[(ours["rescale"] == "none") & (ours["train_length"] > 0)]
+    ran = protocols_of(plain)
+    protocol = table.data.get("protocol")
+    return plain[plain["protocol"] == (protocol if protocol in ran else next(iter(ran), ""))]
+
+
+def _rerun(table: PublishedTable, row: Mapping[str, Any], ours: pd.DataFrame) -> Agreement | None:
+    """The same checkpoint evaluated by us: every shared length within the tolerance."""
+    kind, checkpoint = table.compare(row), row.get("checkpoint")
+    if kind not in ("rerun", "disputed") or not checkpoint:
+        return None
+    name = str(checkpoint).lower()
+    same = ours[ours["model"].astype(str).str.lower().isin([name, name.split("/")[-1]])]
+    same = same[same["rescale"] == (row.get("rescale") or "none")]
+    same = same[same["protocol"] == table.data.get("protocol")]
+    values = {int(n): float(v) for n, v in row["values"].items() if v is not None}
+    shared = same[same["length"].isin(values)].drop_duplicates("length")
+    if shared.empty:
+        return None
+    pairs = [(int(n), values[int(n)], p) for n, p in zip(shared["length"], shared["perplexity"], strict=True)]
+    tolerance = float(table.data.get("tolerance", 0.03))
+    agrees = all(abs(printed - p) <= tolerance for _, printed, p in pairs) if kind == "rerun" else None
+    printed_text = ", ".join(f"{printed:g} at {n:,}" for n, printed, _ in pairs)
+    return Agreement(
+        table.id, str(row["name"]), kind, printed_text, ", ".join(f"{p:.2f}" for *_, p in pairs), agrees
+    )
+
+
+def _ratios(table: PublishedTable, ours: pd.DataFrame) -> list[Agreement]:
+    """Perplexity at about twice the training length over that at it, within the printed range."""
+    ratios = table.data["ratios"]
+    times = ratios["longer"] / ratios["shorter"]
+    found = []
+    for encoding, (low, high) in ratios["ranges"].items():
+        for (study, label), part in _grouped(_own(ours, table), encoding):
+            by_times = {n / t: p for n, t, p in part[["length", "train_length", "perplexity"]].to_numpy()}
+            near = min(by_times, key=lambda multiple: abs(math.log(multiple / times)))
+            if 1.0 not in by_times or not 1 / NEARBY < near / times < NEARBY:
+                continue
+            value = by_times[near] / by_times[1.0]
+            found.append(
+                Agreement(
+                    str(table.data.get("ratio_group", table.id)),
+                    f"{label} ({study})",
+                    "ratio",
+                    f"{low:g} to {high:g} at about {times:.2g}\u00d7",
+                    f"{value:.3g} at {near:.3g}\u00d7",
+                    bool(low <= value <= high),
+                )
+            )
+    return found
+
+
+def _orderings(table: PublishedTable, ours: pd.DataFrame) -> list[Agreement]:
+    """The order of two encodings at each printed multiple of the training length that ours have too."""
+    start = table.data.get("train_length")
+    own = _own(ours, table)
+    if not start or own.empty:
+        return []
+    multiple = own["length"] / own["train_length"]
+    found = []
+    rows = [row for row in table.rows if row.get("encoding")]
+    for first, second in itertools.combinations(rows, 2):
+        for length, value in first["values"].items():
+            other = second["values"].get(length)
+            near = own[(multiple / (length / start)).between(1 / NEARBY, NEARBY)]
+            left, right = (near[near["encoding"] == row["encoding"]]["perplexity"] for row in (first, second))
+            if value is None or other is None or left.empty or right.empty:
+                continue
+            order, mine = value < other, bool(left.iloc[0] < right.iloc[0])
+            a, b = (first["name"], second["name"]) if order else (second["name"], first["name"])
+            text = f"{left.iloc[0]:.4g} and {right.iloc[0]:.4g}"
+            found.append(
+                Agreement(table.id, f"{first['name']}, {second['name']}", "ordering",
+                          f"{a} below {b} at {length / start:.3g}\u00d7", text, order == mine)
+            )  # fmt: skip
+    return found
+
+
+def _grouped(own: pd.DataFrame, encoding: str) -> Any:
+    return own[own["encoding"] == encoding].groupby(["study", "label"], observed=True)
+
+
+def agreement_sentence(found: Sequence[Agreement]) -> str:
+    """How many of the printed statements that ours can be held against agree."""
+    counted = [one for one in found if one.agrees is not None]
+    kinds = {"rerun": "reruns", "ratio": "ratios", "ordering": "orders of two encodings"}
+    parts = [
+        f"{sum(bool(one.agrees) for one in of_kind)} of {len(of_kind)} {words}"
+        for kind, words in kinds.items()
+        if (of_kind := [one for one in counted if one.kind == kind])
+    ]
+    disputed = sum(one.kind == "disputed" for one in found)
+    tail = f"; {disputed} disputed, not counted" if disputed else ""
+    return f"Of the published numbers that these can be held against, {', '.join(parts)} agree{tail}."
+
+
+def agreement_table(found: Sequence[Agreement]) -> pd.DataFrame:
+    """The agreements as a table."""
+    words = {True: "yes", False: "no", None: "not counted"}
+    return pd.DataFrame(
+        {
+            "published": [one.table for one in found],
+            "of": [one.row for one in found],
+            "kind": [one.kind for one in found],
+            "printed": [one.printed for one in found],
+            "ours": [one.ours for one in found],
+            "agrees": [words[one.agrees] for one in found],
+        }
+    )
