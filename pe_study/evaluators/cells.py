@@ -20,6 +20,9 @@ FINISHED = {"ok", "skipped"}
 LOCK = ".lock"
 
 
+Setting = tuple[str, str, str, int]
+
+
 class CellStore:
     """Cells under `folder/cells`: a Parquet file of rows each, and beside it what decides their numbers.
 
@@ -42,16 +45,16 @@ class CellStore:
             write_json(self.folder / f"{name(key)}.json", dict(key))
 
     def others(
-        self, measured: Collection[str], fingerprints: Collection[str], texts: Collection[str]
+        self, measured: Collection[str], fingerprints: Collection[str], settings: Collection[Setting]
     ) -> list[pd.DataFrame]:
-        """Cells that were measured before on the same text, of models that are still there.
+        """Cells that were measured before, of models that are still there, under one of the same settings.
 
         measured: names of the cells that this evaluation holds itself.
         """
         found = []
         for path in sorted(self.folder.glob("*.json")):
             key = read_json(path)
-            fits = key["fingerprint"] in fingerprints and key["text"] in texts
+            fits = key["fingerprint"] in fingerprints and setting(key) in settings
             if fits and path.stem not in measured:
                 found.append(read_rows(self.folder, f"{path.stem}.parquet"))
         return found
@@ -63,6 +66,11 @@ class CellStore:
         with open(self.folder / LOCK, "a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def setting(key: Mapping[str, Any]) -> Setting:
+    """What must agree before rows of two evaluations may stand in one table: text, dtype, kernel, version."""
+    return str(key["text"]), str(key["dtype"]), str(key["kernel"]), int(key["version"])
 
 
 def name(key: Mapping[str, Any]) -> str:

@@ -13,10 +13,11 @@ import pandas as pd
 
 from pe_study import checkpoints, rope_scaling
 from pe_study.errors import RescaleError
-from pe_study.evaluators import cells, windows
+from pe_study.evaluators import windows
 from pe_study.evaluators.cells import CellStore
 from pe_study.evaluators.jobs import Job
 from pe_study.evaluators.perplexity import Measured, guarded, measure_together
+from pe_study.evaluators.reading import Reading
 from pe_study.evaluators.subjects import Subject
 from pe_study.evaluators.texts import Text, Texts
 from pe_study.evaluators.truncation import TRUNCATION, Truncation
@@ -98,15 +99,12 @@ class Evaluation:
             "text": self.text.hash,
             "longest": max(self.lengths),
             "kernel": self.kernel,
-            "dtype": self.subject.checkpoint.dtype,
+            "dtype": self._dtype,
             "identity": dict(self.subject.identity),
             "rescale": cell.rescale,
             "length": cell.length,
             "protocol": asdict(cell.protocol),
         }
-
-    def cell_names(self) -> list[str]:
-        return [cells.name(self.key(cell)) for cell in self.cells()]
 
     def run(self, store: CellStore, on_cell: Callable[[pd.DataFrame], None]) -> list[pd.DataFrame]:
         """The rows of every cell, measured where the store does not hold it."""
@@ -127,6 +125,16 @@ class Evaluation:
                 on_cell(found[cell])
         return [found[cell] for cell in self.cells()]
 
+    @property
+    def _reading(self) -> Reading:
+        return Reading(self.plan.batch_tokens, self.plan.cache)
+
+    @property
+    def _dtype(self) -> str:
+        """Of the weights, and of the cached keys and values where they have another."""
+        dtype = self.subject.checkpoint.dtype
+        return dtype if self.plan.cache == "full" else f"{dtype}, {self.plan.cache} cache"
+
     def _follows_length(self, rescale: str) -> bool:
         return self.subject.checkpoint.depends_on_length(rescale)
 
@@ -144,16 +152,14 @@ class Evaluation:
         ]
         if not missing:
             return []
-        rescale, batch_tokens = missing[0].rescale, self.plan.batch_tokens
+        rescale = missing[0].rescale
         if rescale == TRUNCATION:
             return [guarded(job, partial(truncation.measure, job)) for job in jobs]
-        return measure_together(jobs, lambda length: models.get(rescale, length), batch_tokens)
+        return measure_together(jobs, lambda length: models.get(rescale, length), self._reading)
 
     def _truncation(self, models: Models) -> Truncation:
         limit = self.subject.train_length or 1
-        return Truncation(
-            self.text.sequences, limit, lambda: models.get("none", limit), self.plan.batch_tokens
-        )
+        return Truncation(self.text.sequences, limit, lambda: models.get("none", limit), self._reading)
 
     def _frame(self, cell: Cell, measured: Measured, models: Models) -> pd.DataFrame:
         rows, reason = measured
@@ -163,7 +169,7 @@ class Evaluation:
             **self.subject.identity,
             **self.text.columns,
             "train_length": self.subject.train_length,
-            "dtype": self.subject.checkpoint.dtype,
+            "dtype": self._dtype,
             "mask_kind": "causal",
             "rescale": cell.rescale,
             "factor": self._factor(cell),

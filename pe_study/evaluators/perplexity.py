@@ -14,15 +14,15 @@ import pandas as pd
 from transformers import PreTrainedModel
 
 from pe_study.checkpoints import follows_running_length, max_length, vocabulary_size
-from pe_study.errors import CheckpointError, LengthError, PEStudyError, UsageError
+from pe_study.errors import CheckpointError, LengthError, PEStudyError, PlanError, UsageError
 from pe_study.evaluators import windows
 from pe_study.evaluators.jobs import Job, Sums, read_documents
+from pe_study.evaluators.reading import BATCH_TOKENS, Reading
 from pe_study.evaluators.scoring import Scorer, evaluation_mode, is_out_of_memory
 from pe_study.rows import make_rows
 
 logger = logging.getLogger(__name__)
 
-BATCH_TOKENS = 16384
 Measured = tuple[list[dict[str, Any]], str | None]
 AGGREGATIONS = ("token", "yarn")
 
@@ -70,13 +70,14 @@ def evaluate_perplexity(
     for length in lengths:
         windows.check_length(chosen, length)
     sequences = read_documents(documents, bos_token_id)
+    reading = Reading(batch_tokens, progress=progress)
     jobs = [Job.build(sequences, chosen, int(length), longest=max(lengths)) for length in lengths]
     if load is not None:
-        measured = [measure(job, load, batch_tokens, progress) for job in jobs]
+        measured = [measure(job, load, reading) for job in jobs]
     elif isinstance(model, PreTrainedModel) and not follows_running_length(model):
-        measured = measure_together(jobs, lambda length: model, batch_tokens, progress)
+        measured = measure_together(jobs, lambda length: model, reading)
     else:
-        measured = [measure(job, lambda length: model, batch_tokens, progress) for job in jobs]
+        measured = [measure(job, lambda length: model, reading) for job in jobs]
     frame = make_rows([row for rows, _ in measured for row in rows])
     errors = {job.length: reason for job, (_, reason) in zip(jobs, measured, strict=True) if reason}
     frame.attrs.update(aggregation=aggregation, errors=errors)
@@ -86,8 +87,7 @@ def evaluate_perplexity(
 def measure(
     job: Job,
     load: Callable[[int], Any],
-    batch_tokens: int = BATCH_TOKENS,
-    progress: Callable[[int], None] | None = None,
+    reading: Reading,
 ) -> Measured:
     """The rows of one length, and what went wrong if something did."""
 
@@ -96,7 +96,7 @@ def measure(
         limit = max_length(model)
         if limit is not None and job.length > limit:
             return [status_row(job, "unsupported")], f"the model has no position past {limit}"
-        [sums] = _read(job, [job.length], model, batch_tokens, progress)
+        [sums] = _read(job, [job.length], model, reading)
         return _rows(job, sums, model)
 
     return guarded(job, read)
@@ -120,8 +120,7 @@ def guarded(job: Job, read: Callable[[], Measured]) -> Measured:
 def measure_together(
     jobs: Sequence[Job],
     load: Callable[[int], Any],
-    batch_tokens: int = BATCH_TOKENS,
-    progress: Callable[[int], None] | None = None,
+    reading: Reading,
 ) -> list[Measured]:
     """`measure` for each job; prefixes are read once, at the longest length, and cut.
 
@@ -134,13 +133,14 @@ def measure_together(
             model = load(longest.length)
             limit = max_length(model)
             if limit is None or longest.length <= limit:
-                all_sums = _read(longest, [job.length for job in jobs], model, batch_tokens, progress)
+                all_sums = _read(longest, [job.length for job in jobs], model, reading)
                 return [_rows(job, sums, model) for job, sums in zip(jobs, all_sums, strict=True)]
-        except CheckpointError:
-            raise
+        except (CheckpointError, PlanError) as error:
+            if not isinstance(error, LengthError):
+                raise
         except Exception as error:
             logger.info("one pass for all prefixes failed (%s): one for each length", error)
-    return [measure(job, load, batch_tokens, progress) for job in jobs]
+    return [measure(job, load, reading) for job in jobs]
 
 
 def _check_vocabulary(job: Job, model: Any) -> None:
@@ -152,30 +152,27 @@ def _check_vocabulary(job: Job, model: Any) -> None:
         )
 
 
-def losses(
-    job: Job, model: Any, batch_tokens: int, progress: Callable[[int], None] | None = None
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def losses(job: Job, model: Any, reading: Reading) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(window indices (B,), NLL (B, K)) of every window, batch by batch. CheckpointError for foreign ids."""
     _check_vocabulary(job, model)
     with evaluation_mode(model):
-        scorer = Scorer(model)
-        for indices in job.batches(batch_tokens):
+        scorer = Scorer(model, new_cache=reading.new_cache)
+        for indices in job.batches(reading.batch_tokens):
             ids_BT, targets_BK = job.inputs(indices)
             yield indices, scorer.nll(ids_BT, targets_BK)
-            if progress is not None:
-                progress(ids_BT.size)
+            if reading.progress is not None:
+                reading.progress(ids_BT.size)
 
 
 def _read(
     job: Job,
     cuts: Sequence[int],
     model: Any,
-    batch_tokens: int,
-    progress: Callable[[int], None] | None,
+    reading: Reading,
 ) -> list[Sums]:
     """Sums over the first `cut` scored targets of every window, for each cut."""
     all_sums = [Sums.zeros(len(job.sequences), cut) for cut in cuts]
-    for indices, nll_BK in losses(job, model, batch_tokens, progress):
+    for indices, nll_BK in losses(job, model, reading):
         first, target_bytes = int(job.first[indices[0]]), job.target_bytes(indices)
         for sums, cut in zip(all_sums, cuts, strict=True):
             sums.add(job.document[indices], nll_BK[:, :cut], target_bytes[:, :cut], first)

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pe_study.checkpoints import cache_name, follows_running_length, vocabulary_size
+from pe_study.evaluators.reading import QUANTISED_CHUNK
 
 MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 28}  # numbers held at once: 256 MiB, 1 GiB in float32
 SMALLEST_CHUNK = 64
@@ -120,7 +121,7 @@ class Scorer:
         limit = self.max_logits // (batch * self._vocabulary)
         if not self._reads_chunks or (num_scored <= limit and self.new_cache is None):
             return length
-        chunk = max(SMALLEST_CHUNK, limit)
+        chunk = max(SMALLEST_CHUNK, limit if self.new_cache is None else min(limit, QUANTISED_CHUNK))
         return 1 << (chunk.bit_length() - 1)
 
     def _whole(self, ids_BT: torch.Tensor, targets_BK: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from pe_study import rope_scaling, runs
-from pe_study.evaluators import cells, summary
+from pe_study.evaluators import cells, retrieval, summary
 from pe_study.evaluators.cells import CellStore
 from pe_study.evaluators.evaluation import Evaluation
 from pe_study.evaluators.live import LiveTable
@@ -61,6 +61,8 @@ def evaluate(
         frames = [frame for evaluation in evaluations for frame in evaluation.run(store, table.add)]
     with store.assembling():
         write_results(folder, evaluations, frames + _measured_before(store, target, runs_root, evaluations))
+        if plan.tasks:
+            retrieval.measure(evaluations, folder, fingerprints(find_study(target, runs_root)))
     return folder
 
 
@@ -80,8 +82,8 @@ def _measured_before(
     """Rows of runs, rescales and lengths that this call did not pick: same text, same weights."""
     current = {evaluation.subject.fingerprint for evaluation in evaluations}
     current |= fingerprints(find_study(target, runs_root))
-    measured = {name for evaluation in evaluations for name in evaluation.cell_names()}
-    return store.others(measured, current, {evaluation.text.hash for evaluation in evaluations})
+    keys = [evaluation.key(cell) for evaluation in evaluations for cell in evaluation.cells()]
+    return store.others({cells.name(key) for key in keys}, current, {cells.setting(key) for key in keys})
 
 
 def write_results(folder: Path, evaluations: Sequence[Evaluation], frames: Sequence[pd.DataFrame]) -> None:

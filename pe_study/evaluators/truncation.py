@@ -17,6 +17,7 @@ import numpy as np
 from pe_study.evaluators import windows
 from pe_study.evaluators.jobs import DocumentSequence, Job, Sums
 from pe_study.evaluators.perplexity import Measured, losses, sums_rows
+from pe_study.evaluators.reading import Reading
 
 TRUNCATION = "truncation"
 
@@ -29,9 +30,9 @@ class Truncation:
         sequences: list[DocumentSequence],
         limit: int,
         load: Callable[[], Any],
-        batch_tokens: int,
+        reading: Reading,
     ):
-        self.sequences, self.limit, self.load, self.batch_tokens = sequences, limit, load, batch_tokens
+        self.sequences, self.limit, self.load, self.reading = sequences, limit, load, reading
 
     def measure(self, job: Job) -> Measured:
         """The rows of `job`, whose windows are longer than the limit; bins are those of its own contexts."""
@@ -46,12 +47,12 @@ class Truncation:
         scored = job.stop - job.start - job.first
         width = np.maximum(np.minimum(job.stop - job.start, self.limit), scored)
         cut = replace(job, start=job.stop - width, first=width - scored)
-        for indices, nll_BK in losses(cut, self.load(), self.batch_tokens):
+        for indices, nll_BK in losses(cut, self.load(), self.reading):
             self._add(job, sums, indices, nll_BK)
 
     def _add_windows(self, job: Job, sums: Sums) -> None:
         heads = self._heads(job)
-        for indices in job.batches(self.batch_tokens):
+        for indices in job.batches(self.reading.batch_tokens):
             rows = [np.concatenate([heads[int(i)], self._tail(job, int(i))]) for i in indices]
             self._add(job, sums, indices, np.stack(rows))
 
@@ -67,7 +68,7 @@ class Truncation:
         cut = replace(
             job, document=job.document[short], start=job.start[short], stop=stop, first=job.first[short]
         )
-        for indices, nll_BK in losses(cut, self.load(), self.batch_tokens) if len(short) else ():
+        for indices, nll_BK in losses(cut, self.load(), self.reading) if len(short) else ():
             found |= {int(short[i]): nll_K for i, nll_K in zip(indices, nll_BK, strict=True)}
         return found
 
@@ -81,7 +82,7 @@ class Truncation:
         protocol = windows.protocol("sliding", stride=max(1, self.limit // 2))
         job = Job.build(self.sequences, protocol, self.limit, longest=self.limit)
         found = [np.empty(max(len(sequence.ids) - 1, 0)) for sequence in self.sequences]
-        for indices, nll_BK in losses(job, self.load(), self.batch_tokens):
+        for indices, nll_BK in losses(job, self.load(), self.reading):
             for i, nll_K in zip(indices, nll_BK, strict=True):
                 found[job.document[i]][job.start[i] + job.first[i] : job.stop[i]] = nll_K
         return found
