@@ -191,7 +191,8 @@ class _Tasks:
         except Exception as error:
             status = "oom" if is_out_of_memory(error) else "error"
             reason = f"{type(error).__name__}: {error}"
-        logger.warning("%s, %s: %s", self.evaluation.subject.name, cell.task, reason)
+        level = logging.INFO if status == "skipped" else logging.WARNING
+        logger.log(level, "%s, %s: %s", self.evaluation.subject.name, cell.task, reason)
         return [{"status": status}]
 
     def _needles(self, cell: RetrievalCell) -> list[dict[str, Any]]:
