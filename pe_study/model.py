@@ -195,7 +195,7 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
         keep_cache = self.config.use_cache if use_cache is None else use_cache
         if cache is None and keep_cache and not self.training:
             cache = DynamicCache(config=self.config)
-        past = 0 if cache is None else cache.get_seq_length()
+        past = 0 if cache is None else int(cache.get_seq_length())  # StaticCache counts in place
         self._check_length(past + x_BTD.shape[1])
         if position_ids is not None and self.max_length is not None:
             self._check_positions(int(position_ids.max()) + 1)
