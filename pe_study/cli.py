@@ -168,13 +168,19 @@ def report(
     view: Annotated[
         str | None, typer.Option("--view", metavar="FILE", help="what to show, a reports/*.yaml")
     ] = None,
-    title: Annotated[str | None, typer.Option("--title", help="title of the page")] = None,
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="title of the page", show_default=False)
+    ] = None,
+    formats: Annotated[str, typer.Option("--format", metavar="A,B,…", help="svg, png, latex")] = "svg,png",
+    published: Annotated[bool, typer.Option("--published", help="lay the papers' numbers beside")] = False,
 ) -> None:
     """Write the page of a study and print its path.
 
     The folder holds index.html, report.md, figures and tables.
     """
-    _report(studies, runs, output, view=shipped.find(view) if view else None, title=title)
+    found = shipped.find(view) if view else None
+    written = flags.words("--format", formats, ("svg", "png", "latex"))
+    _report(studies, runs, output, view=found, title=title, formats=written, published=published)
 
 
 def _report(studies: Sequence[str | Path], runs: Path, output: Path | None, **choices: Any) -> None:

@@ -90,14 +90,15 @@ def bench(
     from pe_study import bench as benches
     from pe_study import encodings as known
     from pe_study.files import write_json, write_text
+    from pe_study.listing import KERNELS
     from pe_study.runs import claim_folder
     from pe_study.workloads import Sizes
 
     workloads = benches.plan(
         encodings or known.available(),
         lengths=[flags.tokens("--lengths", length) for length in flags.items(lengths)],
-        kernels=flags.items(kernels),
-        phases=flags.items(phases),
+        kernels=flags.words("--kernels", kernels, tuple(KERNELS)),
+        phases=flags.words("--phases", phases, benches.PHASES),
         peers=peers,
         sizes=Sizes(**flags.counts("--sizes", sizes, Sizes.__dataclass_fields__)),
         batch_tokens=flags.tokens("--batch-tokens", batch_tokens),

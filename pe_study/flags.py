@@ -42,6 +42,14 @@ def items(text: str) -> list[str]:
     return [item.strip() for item in text.split(",")]
 
 
+def words(flag: str, text: str, known: Sequence[str]) -> list[str]:
+    """`svg,png` -> ["svg", "png"]; UsageError for one that is not known."""
+    for word in items(text):
+        if word not in known:
+            raise UsageError(f'{flag}: unknown "{word}"; {did_you_mean(word, known)}')
+    return items(text)
+
+
 def tokens(flag: str, text: str) -> int:
     """A number of tokens, `512` or `2k`; UsageError naming the flag otherwise."""
     try:
