@@ -12,7 +12,6 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from unittest import mock
 
 SECONDS = 5.0
 
@@ -44,11 +43,15 @@ def no_retries() -> Iterator[None]:
     import datasets.config
     from huggingface_hub import constants
 
-    with (
-        mock.patch.object(constants, "HF_HUB_OFFLINE", True),
-        mock.patch.object(datasets.config, "HF_HUB_OFFLINE", True),
-    ):
+    switches = (constants, datasets.config)
+    before = [switch.HF_HUB_OFFLINE for switch in switches]
+    for switch in switches:
+        switch.HF_HUB_OFFLINE = True
+    try:
         yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.HF_HUB_OFFLINE = value
 
 
 def why() -> str:
