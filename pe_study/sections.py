@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
@@ -12,6 +12,7 @@ from pe_study.leaves import Accepts, choice, either, file_name, flag, number, op
 from pe_study.plan import RESCALE
 from pe_study.schema import Section
 
+Packing = Literal["concatenate", "isolate", "within-document"]
 CHECKPOINT_TOKENIZER = "checkpoint"  # the one that belongs to init.from
 
 
@@ -116,7 +117,7 @@ class DataSpec(Section):
         "byte",
         description="byte, bpe:N (trained on the corpus), a Hugging Face one, or checkpoint (with init)",
     )
-    packing: Annotated[str, choice("concatenate", "isolate", "within-document")] = Field(
+    packing: Annotated[Packing, choice("concatenate", "isolate", "within-document")] = Field(
         "concatenate", description="how documents fill the training chunks"
     )
     validation_fraction: Annotated[float, number(above=0, below=1)] = Field(
