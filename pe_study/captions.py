@@ -12,7 +12,7 @@ SHORT = {"perplexity": "perplexity", "bits_per_byte": "bits per byte", "nll": "l
 
 
 def caption(shown: pd.DataFrame, protocol: str, *, bands: bool = True) -> str:
-    """ "Protocol …; corpus …, 24 documents; trained at length 64; n = 3 seeds; …" (`bands`: what they are)."""
+    """ "Protocol …; corpus …, 24 documents; trained at length 64; n = 3 seeds; …"; `bands` explains them."""
     corpora = ", ".join(sorted({str(name) for name in shown["corpus"]})) or "unknown corpus"
     documents = shown["num_documents"].max()
     counted = f"{int(documents)} documents" if documents > 0 else "documents not counted"

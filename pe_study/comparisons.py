@@ -173,8 +173,19 @@ def _decompose(
     for length in (n for n in shared if n > start):
         total_SD = (windowed.value_SD[length] - windowed.value_SD[start])[:, left]
         context_SD = (exact.value_SD[length] - exact.value_SD[start])[:, right]
-        parts = [_own(part_SD, weight_D) for part_SD in (total_SD, total_SD - context_SD, context_SD)]
-        found.append(Decomposition(*names, length, start, *parts, same, windowed.num_seeds))
+        found.append(
+            Decomposition(
+                study=names[0],
+                label=names[1],
+                length=length,
+                train_length=start,
+                total=_own(total_SD, weight_D),
+                early=_own(total_SD - context_SD, weight_D),
+                context=_own(context_SD, weight_D),
+                same_range=same,
+                num_seeds=windowed.num_seeds,
+            )
+        )
     return found
 
 

@@ -80,6 +80,7 @@ def retrieval_figure(retrieval: pd.DataFrame) -> Figure | None:
         for axes in panels[len(groups) :]:
             axes.set_axis_off()
 
+    floor = retrieval.loc[retrieval["status"] == "floor", "label"]
     tasks = ", ".join(sorted({str(task) for task in answered["task"]}))
     samples = int(answered.groupby(["label", "rescale", "length", "depth"], observed=True).size().min())
     lines = math.ceil(len(groups) / 3)
@@ -88,7 +89,7 @@ def retrieval_figure(retrieval: pd.DataFrame) -> Figure | None:
         title="Retrieval by depth and length",
         caption=f"Per cent of answers that are right ({tasks}), by "
         f"where in the text the answer stands; at least {samples} samples a cell; trained at length "
-        f"{listed(answered['train_length'].dropna())}.",
+        f"{listed(answered['train_length'].dropna())}.{_floor_text(floor)}",
         alt="; ".join(
             f"{name}: {100 * float(np.nanmean(table)):.0f} % over all" for name, table in groups.items()
         ),
@@ -97,6 +98,11 @@ def retrieval_figure(retrieval: pd.DataFrame) -> Figure | None:
         height=0.35 + 0.55 * lines,
         narrow_height=0.3 + 0.5 * math.ceil(len(groups) / 2),
     )
+
+
+def _floor_text(labels: pd.Series) -> str:
+    names = ", ".join(dict.fromkeys(str(label) for label in labels))
+    return f" Not shown, under half right within the training length already: {names}." if names else ""
 
 
 def _heat(

@@ -16,6 +16,7 @@ from pe_study.captions import listed
 from pe_study.cautions import cautions
 from pe_study.findings import findings
 from pe_study.page_sections import Material, Section, sections
+from pe_study.page_tables import DASH
 from pe_study.palette import Look
 from pe_study.studies import Study
 from pe_study.view import View
@@ -101,7 +102,7 @@ def _facts(studies: Sequence[Study], rows: pd.DataFrame) -> list[tuple[str, str]
             ("corpus", ", ".join(sorted({str(name) for name in rows["corpus"]}))),
             ("documents", _documents(studies, rows)),
         ]
-    steps = {run.train.get("steps") for study in studies for run in study.runs} - {None}
+    steps = {int(run.train["steps"]) for study in studies for run in study.runs if run.train.get("steps")}
     return facts + ([("training steps", listed(steps))] if steps else [])
 
 
@@ -115,7 +116,7 @@ def _documents(studies: Sequence[Study], rows: pd.DataFrame) -> str:
 
 
 def _commands(studies: Sequence[Study], command: str) -> list[str]:
-    lines = []
+    lines: list[str] = []
     for study in studies:
         lines += dict.fromkeys(
             str(run.provenance["command"]) for run in study.runs if run.provenance.get("command")
@@ -127,7 +128,20 @@ def _commands(studies: Sequence[Study], command: str) -> list[str]:
 
 
 def _provenance(study: Study) -> list[tuple[str, list[tuple[str, str]]]]:
-    return [(f"{study.name}: {run.run_id}", flat(run.provenance)) for run in study.runs if run.provenance]
+    """What every run of a study has in common, and what differs between them."""
+    facts = {run.run_id: dict(flat(run.provenance)) for run in study.runs if run.provenance}
+    if not facts:
+        return []
+    names = dict.fromkeys(name for entries in facts.values() for name in entries)
+    values = {name: {run: entries.get(name, DASH) for run, entries in facts.items()} for name in names}
+    shared = [(name, next(iter(of.values()))) for name, of in values.items() if len(set(of.values())) == 1]
+    differ = [
+        (name, "; ".join(f"{run} {value}" for run, value in of.items()))
+        for name, of in values.items()
+        if len(set(of.values())) > 1
+    ]
+    blocks = [(f"{study.name}: what all {len(facts)} runs share", shared)]
+    return blocks + ([(f"{study.name}: what differs between runs", differ)] if differ else [])
 
 
 def flat(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -66,7 +66,7 @@ def main_table(
     several = frame.index.get_level_values("study").nunique() > 1
     best = {n: _best(frame[n]) for n in frame.columns}
     rows = []
-    for (study, label, rescale), values in frame.iterrows():  # type: ignore[misc]
+    for (study, label, rescale), values in frame.iterrows():
         name = str(label) if rescale == "none" else f"{label}, {rescale}"
         cells = [Cell(f"{name} ({study})" if several else name)]
         rows.append(cells + [_value(values[n], best[n], metric) for n in frame.columns])

@@ -1,8 +1,9 @@
-"""Published numbers beside ours: reads reports/published/*.yaml and says which of ours agree, and in what sense.
+"""Published numbers beside ours: reads reports/published/*.yaml and says which of ours agree.
 
-What agreement means stands in each table: `rerun` (the same checkpoint, within the tolerance), `ratio` (own runs:
-the ratio of two perplexities within a range), `ordering` (own runs: the same order of encodings at about the same
-multiple of the training length) or `disputed` (shown, never counted). The schema is at the top of alibi.yaml.
+What agreement means stands in each table: `rerun` (the same checkpoint, within the tolerance), `ratio` (own
+runs: the ratio of two perplexities within a range), `ordering` (own runs: the same order of encodings at
+about the same multiple of the training length) or `disputed` (shown, never counted).
+The schema is at the top of alibi.yaml.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class PublishedTable:
 
 @dataclass(frozen=True)
 class Agreement:
-    """One printed statement held against ours; `agrees` is None where ours cannot say or it is not counted."""
+    """One printed statement held against ours; `agrees` is None where it is shown and not counted."""
 
     table: str
     row: str

@@ -9,7 +9,8 @@ import io
 import math
 import re
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ import pandas as pd
 
 import pe_study
 from pe_study import drawing
+from pe_study.files import write_json, write_text
 from pe_study.latex import tabular
 from pe_study.page import Page, compose
 from pe_study.page_sections import Shown
 from pe_study.page_tables import METRIC_NAMES, Table
 from pe_study.palette import COLOURS
-from pe_study.runs import claim_folder, write_json, write_text
-from pe_study.studies import Study, read_study
+from pe_study.rows import RESULTS, RETRIEVAL
+from pe_study.runs import DONE, METRICS, claim_folder
+from pe_study.studies import SUMMARY, Study, read_study
 from pe_study.view import read_view
 
 MANIFEST = "report.json"
@@ -43,8 +46,8 @@ def build(
     """Read studies (runs, or evaluations of checkpoints), write their page; returns the path of index.html.
 
     `output` None is reports/<names>/. `formats` of figures and tables are "svg", "png" and "latex".
-    `published` lays all printed tables beside ours, also those of other corpora.  UsageError: a missing study, an output that is not ours, a bad view;
-    DataError: results that cannot be read.
+    `published` lays all printed tables beside ours, also those of other corpora. UsageError: a missing study,
+    an output that is not ours, a bad view; DataError: results that cannot be read.
     """
     found = [read_study(path) for path in studies]
     chosen = read_view(view)
@@ -59,15 +62,58 @@ def build(
     return folder / "index.html"
 
 
+def watch(
+    studies: Sequence[Path | str], output: Path | str | None = None, *, interval: float = 30.0, **options: Any
+) -> Iterator[tuple[Path, str]]:
+    """Build the page whenever the studies' files change, until every run is done.
+
+    Yields (path of index.html, a line of progress) after each build; `options` are those of `build`.
+    """
+    before = None
+    while True:
+        state = _state(studies)
+        if state != before:
+            before = state
+            found = [read_study(path) for path in studies]
+            yield build(studies, output, **options), progress(found)
+            if all(run.done for study in found for run in study.runs):
+                return
+        time.sleep(interval)
+
+
+def _state(studies: Sequence[Path | str]) -> list[tuple[str, int, int]]:
+    """Name, size and time of every file that a report reads."""
+    names = (METRICS, DONE, RESULTS, RETRIEVAL, SUMMARY)
+    files = (file for path in studies for name in names for file in sorted(Path(path).rglob(name)))
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
+def progress(studies: Sequence[Study]) -> str:
+    """ "demo: 3 of 7 runs done, rope-s0 at step 120 of 300", a clause a study."""
+    said = []
+    for study in studies:
+        running = [run for run in study.runs if not run.done]
+        steps = [
+            f", {run.run_id} at step {run.last_step:,} of {run.train.get('steps', '?')}" for run in running
+        ]
+        done = len(study.runs) - len(running)
+        said.append(f"{study.name}: {done} of {len(study.runs)} runs done{''.join(steps)}")
+    return "; ".join(said)
+
+
 def _write(page: Page, studies: Sequence[Study], folder: Path, formats: Sequence[str]) -> None:
     write_json(
         folder / MANIFEST, _manifest(page, studies)
     )  # first: an interrupted report is still ours to replace
     for name in ("figures", "tables"):
         (folder / name).mkdir(exist_ok=True)
-    environment = _environment(page)
+    colours = {
+        **drawing.DARK,
+        **dict(COLOURS.values()),
+        **{look.light: look.dark for look in page.looks.values()},
+    }
+    environment = _environment(colours)
     shown = [figure for section in page.sections for figure in section.figures]
-    colours = environment.globals["colours"]
     inline = {item.figure.name: _save_figure(item, folder, colours, formats) for item in shown}
     for table in (table for section in page.sections for table in section.tables):
         _save_csv(table.data, folder / "tables" / f"{table.name}.csv")
@@ -78,7 +124,7 @@ def _write(page: Page, studies: Sequence[Study], folder: Path, formats: Sequence
     write_text(folder / "report.md", environment.get_template("report.md.j2").render(context))
 
 
-def _environment(page: Page) -> jinja2.Environment:
+def _environment(colours: dict[str, str]) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pe_study"),
         autoescape=lambda name: name is not None and ".html" in name,
@@ -88,11 +134,6 @@ def _environment(page: Page) -> jinja2.Environment:
     )
     environment.filters["emphasis"] = emphasis
     environment.filters["markdown"] = markdown
-    colours = {
-        **drawing.DARK,
-        **dict(COLOURS.values()),
-        **{look.light: look.dark for look in page.looks.values()},
-    }
     environment.globals["colours"] = colours
     return environment
 

@@ -79,18 +79,18 @@ def over_documents(difference_D: ArrayLike, weight_D: ArrayLike | None = None) -
 
     `weight_D` is the number of targets of each document; equal weights give the plain paired t interval.
     """
-    difference_D = np.asarray(difference_D, dtype=np.float64)
-    weight_D = np.ones_like(difference_D) if weight_D is None else np.asarray(weight_D, dtype=np.float64)
-    kept = np.isfinite(difference_D) & (weight_D > 0)
-    difference_D, weight_D = difference_D[kept], weight_D[kept]
+    value_D = np.asarray(difference_D, dtype=np.float64)
+    tokens_D = np.ones_like(value_D) if weight_D is None else np.asarray(weight_D, dtype=np.float64)
+    kept = np.isfinite(value_D) & (tokens_D > 0)
+    value_D, tokens_D = value_D[kept], tokens_D[kept]
     num = int(kept.sum())
     if num == 0:
         return Interval(math.nan, num=0)
-    share_D = weight_D / weight_D.sum()
-    estimate = float(share_D @ difference_D)
+    share_D = tokens_D / tokens_D.sum()
+    estimate = float(share_D @ value_D)
     if num == 1:
         return Interval(estimate)
-    variance = num / (num - 1) * float(np.sum((share_D * (difference_D - estimate)) ** 2))
+    variance = num / (num - 1) * float(np.sum((share_D * (value_D - estimate)) ** 2))
     return Interval(estimate, math.sqrt(variance), num - 1, num)
 
 

@@ -1,7 +1,7 @@
 """The page in a real browser: toggles, sorting, filtering, no error, no request, nothing wider than a phone.
 
-Needs Chromium (Debian's, or the one named in PE_STUDY_CHROMIUM), driven through a probe script in a copy of the
-page; skipped with a message where there is none.
+Needs Chromium (Debian's, or the one named in PE_STUDY_CHROMIUM), driven through a probe script in a copy of
+the page; skipped with a message where there is none.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ const seen = {errors: []};
 window.addEventListener("error", (event) => seen.errors.push(String(event.message)));
 window.addEventListener("load", () => {
   const shown = (element) => element.getClientRects().length > 0;
-  const figures = () => [...document.querySelectorAll("figure[data-metric]")].filter(shown).map((f) => f.dataset.metric);
+  const visible = (query) => [...document.querySelectorAll(query)].filter(shown);
+  const figures = () => visible("figure[data-metric]").map((figure) => figure.dataset.metric);
   seen.before = [...new Set(figures())];
   document.getElementById("metric-perplexity").click();
   seen.after = [...new Set(figures())];
   document.getElementById("protocol-exact-context").click();
   const table = [...document.querySelectorAll("table.sortable")].find(shown);
-  const column = () => [...table.tBodies[0].rows].map((row) => row.cells[1].dataset.key ?? row.cells[1].textContent);
+  const column = () => [...table.tBodies[0].rows].map((row) => row.cells[1].dataset.key);
   const button = table.tHead.rows[0].cells[1].querySelector("button");
   button.click();
   seen.ascending = column();
@@ -64,8 +65,8 @@ window.addEventListener("load", () => {
   }
   seen.requests = performance.getEntriesByType("resource").map((entry) => entry.name);
   seen.width = document.documentElement.scrollWidth;
-  seen.unnamed = [...document.querySelectorAll("input, button, a, summary")].filter(
-    (e) => !(e.textContent.trim() || e.labels?.[0]?.textContent.trim() || e.getAttribute("aria-label"))).length;
+  const name = (e) => (e.labels?.[0] ?? e).textContent.trim() || e.getAttribute("aria-label");
+  seen.unnamed = [...document.querySelectorAll("input, button, a, summary")].filter((e) => !name(e)).length;
   const small = (e) => e.getClientRects().length && e.getBoundingClientRect().height < 20;
   seen.small = [...document.querySelectorAll("label, thead button, summary")].filter(small).length;
   const out = document.createElement("pre");

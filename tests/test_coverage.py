@@ -3,8 +3,8 @@
 The process: loss of encoding e, seed s on document d =
     level_e + difficulty_d + interaction_ed + seed effect u_s + residual r_es + noise_esd
 with interaction and noise skewed t4 (0.03 and 0.01 nats), u and r normal of the seed spread. The truth of
-level (a) holds the weights fixed and redraws documents; (b) holds the documents and redraws seeds; (c) redraws
-both.
+level (a) holds the weights fixed and redraws documents; (b) holds the documents and redraws seeds; (c)
+redraws both.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ tables:
     tolerance: 0.03
     ratios: {{longer: 200, shorter: 100, ranges: {{rope: [1.05, 1.61]}}}}
     rows:
-      - {{name: rotary, encoding: rope, checkpoint: org/Model, rescale: null, values: {{100: 20.0, 200: 26.0}}}}
+      - {{name: rotary, encoding: rope, checkpoint: org/Model, rescale: null, values: {{100: 20, 200: 26}}}}
       - {{name: bias, encoding: alibi, values: {{100: 19.0, 200: null}}}}
 """
 
