@@ -12,6 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 SECONDS = 5.0
 
@@ -43,7 +44,7 @@ def no_retries() -> Iterator[None]:
     import datasets.config
     from huggingface_hub import constants
 
-    switches = (constants, datasets.config)
+    switches: tuple[Any, Any] = (constants, datasets.config)
     before = [switch.HF_HUB_OFFLINE for switch in switches]
     for switch in switches:
         switch.HF_HUB_OFFLINE = True
