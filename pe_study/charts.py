@@ -179,10 +179,10 @@ def decomposition_figure(found: Sequence[Decomposition], looks: Looks) -> Figure
     return Figure(
         name="decomposition",
         title=f"Where the change at {length:,} comes from",
-        caption=f"Nonoverlapping loss minus that at the training length {first.train_length:,}, in two parts. "
-        "Pale, above: early tokens of a window (nonoverlapping minus exact-context; longer windows have "
-        "fewer of them). Full, below: what more context does to a target (exact-context). Black: 95 % intervals "
-        f"({'documents, these runs' if first.num_seeds == 1 else 'seeds and documents'}); {same}.",
+        caption=f"Change of the nonoverlapping loss from the training length {first.train_length:,}, in two "
+        "parts. Pale, above: early tokens of a window (nonoverlapping minus exact-context; longer windows "
+        "have fewer of them). Full, below: what more context does to a target (exact-context). Black: 95 % "
+        f"intervals ({'documents, these runs' if first.num_seeds == 1 else 'seeds and documents'}); {same}.",
         alt="; ".join(
             f"{label}: early tokens {rows[label].early.estimate:+.3f}, "
             f"context {rows[label].context.estimate:+.3f} nats"
