@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from pe_study import checkpoints, hf_rope
+from pe_study.configuration import PEStudyConfig
 from pe_study.errors import UsageError, did_you_mean
-from pe_study.model import PEStudyConfig, PEStudyForCausalLM
+from pe_study.layers import Layer
+from pe_study.model import PEStudyForCausalLM
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -104,6 +106,7 @@ def _weights(model: PEStudyForCausalLM) -> dict[str, Tensor]:
     weights = {"model.embed_tokens.weight": model.embedding.weight, "model.norm.weight": model.norm.weight}
     weights["lm_head.weight"] = model.embedding.weight
     for number, layer in enumerate(model.layers):
+        assert isinstance(layer, Layer)
         q, k, v = layer.attention.qkv.weight.split((queries, keys, keys))
         gate, up = layer.mlp.gate_up.weight.chunk(2)
         named = {
