@@ -19,8 +19,8 @@ from pe_study.contexts import context_sizes
 from pe_study.engine import autocast_dtype, device_name, on_main, peak_memory_bytes
 from pe_study.errors import UsageError
 from pe_study.files import sync, write_text
+from pe_study.hub import no_progress_bars
 from pe_study.kernels.fused import compilations
-from pe_study.quiet import no_progress_bars
 from pe_study.recipe import Recipe, RunSpec, narrow, resolved_yaml, training_hash, training_values
 from pe_study.selection import refuse_changes
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pe_study import runs, state
-from pe_study.data import Packing, TrainBatches
+from pe_study.data import TrainBatches
 from pe_study.engine import check_engine, determinism, make_accelerator, on_main, release
 from pe_study.errors import Interrupted, NonFiniteLossError, UsageError
 from pe_study.initial import Decoder, StudyData, build_model, check_plan, load_data
@@ -137,7 +137,7 @@ class Training:
             length=recipe.train.length,
             batch_tokens=recipe.train.batch_tokens,
             seed=run.seed,
-            packing=cast(Packing, recipe.data.packing),
+            packing=recipe.data.packing,
         )
         model = build_model(recipe, run, data.tokenizer)
         self.updater = Updater(recipe, run, self.accelerator, model, batches)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import nn
 
-from pe_study.data import IGNORED, Batch, Chunks, Packing, TokenizedSplit
+from pe_study.data import IGNORED, Batch, Chunks, TokenizedSplit
 from pe_study.updates import PADDING, micro_batches, to_device
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Validator:
     def __init__(self, recipe: Recipe, split: TokenizedSplit, accelerator: Accelerator) -> None:
         train = recipe.train
         self.accelerator = accelerator
-        self.chunks = Chunks(split, length=train.length, packing=cast(Packing, recipe.data.packing))
+        self.chunks = Chunks(split, length=train.length, packing=recipe.data.packing)
         count = min(self.chunks.num_chunks, max(NUM_TOKENS // train.length, 1))
         self.indices = np.arange(count) * self.chunks.num_chunks // count
         self.micro_sequences = max((train.micro_batch_tokens or train.batch_tokens) // train.length, 1)

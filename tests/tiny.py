@@ -2,11 +2,10 @@
 
 import random
 from pathlib import Path
-from typing import cast
 
 import yaml
 
-from pe_study.data import Packing, TrainBatches
+from pe_study.data import TrainBatches
 from pe_study.engine import make_accelerator
 from pe_study.initial import build_model, load_data
 from pe_study.recipe import Recipe, load
@@ -60,6 +59,6 @@ def make_updater(recipe: Recipe) -> Updater:
         length=train.length,
         batch_tokens=train.batch_tokens,
         seed=run.seed,
-        packing=cast(Packing, recipe.data.packing),
+        packing=recipe.data.packing,
     )
     return Updater(recipe, run, accelerator, build_model(recipe, run, data.tokenizer), batches)
