@@ -20,10 +20,12 @@ from typing import Any
 import torch
 
 from pe_study import costs
+from pe_study.attention import KERNELS
 from pe_study.errors import UsageError, did_you_mean
 from pe_study.workloads import PEERS, Sizes, Workload, build, step_of
 
 PHASES = ("train", "eval")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def plan(
@@ -42,10 +44,11 @@ def plan(
     from pe_study import encodings as known
 
     sizes = sizes or Sizes()
-    names = list(encodings)
-    for name in names:
-        if name not in known.available():
-            raise UsageError(f"bench: unknown encoding {name!r}; {did_you_mean(name, known.available())}")
+    names, kernels, phases, lengths = list(encodings), list(kernels), list(phases), list(lengths)
+    _refuse_unknown("encoding", names, known.available())
+    _refuse_unknown("kernel", kernels, (*KERNELS, "auto"))
+    _refuse_unknown("phase", phases, PHASES)
+    _refuse_unknown("dtype", [dtype], DTYPES)
     if sizes.d_model % sizes.num_heads or sizes.num_heads % sizes.num_kv_heads:
         raise UsageError(
             f"bench: {sizes.num_heads} heads must divide the width {sizes.d_model} and be a multiple of "
@@ -60,6 +63,12 @@ def plan(
             workloads += [replace(base, name=name, kernel=kernel) for name in names for kernel in kernels]
             workloads += [replace(base, name=peer) for peer in PEERS if peers]
     return workloads
+
+
+def _refuse_unknown(kind: str, names: Iterable[str], accepted: Iterable[str]) -> None:
+    for name in names:
+        if name not in accepted:
+            raise UsageError(f"bench: unknown {kind} {name!r}; {did_you_mean(name, accepted)}")
 
 
 def run(
