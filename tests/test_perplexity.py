@@ -156,7 +156,7 @@ def test_windows_equal_cross_entropy_by_hand(llama, length, stride, bos):
 
 
 def test_exact_context_and_fixed_target_equal_single_windows(llama):
-    """Case 11: every target read with exactly the inputs before it, positions from 0, the same at every length."""
+    """Case 11: the same targets at every length, each with exactly the inputs before it."""
     [ids] = random_documents(60)
     frame = evaluate_perplexity(
         [ids], lengths=[8, 32], protocol="exact-context", num_targets=100, model=llama

@@ -13,7 +13,7 @@ import pandas as pd
 
 from pe_study import checkpoints, rope_scaling
 from pe_study.errors import RescaleError
-from pe_study.evaluators import windows
+from pe_study.evaluators import sharing, windows
 from pe_study.evaluators.cells import CellStore
 from pe_study.evaluators.jobs import Job
 from pe_study.evaluators.perplexity import Measured, guarded, measure_together
@@ -121,8 +121,9 @@ class Evaluation:
                     found[cell] = kept
             for cell, measured in zip(missing, self._measure(missing, models, truncation), strict=True):
                 found[cell] = self._frame(cell, measured, models)
-                store.write(self.key(cell), found[cell])
-                on_cell(found[cell])
+                if sharing.is_main():
+                    store.write(self.key(cell), found[cell])
+                    on_cell(found[cell])
         return [found[cell] for cell in self.cells()]
 
     @property
@@ -202,7 +203,7 @@ class Models:
     def get(self, rescale: str, length: int) -> Any:
         if self._of != (rescale, length):
             self._model = self._of = None
-            self._model = self.subject.checkpoint.load(rescale, length, self.asked)
+            self._model = self.subject.checkpoint.load(rescale, length, self.asked, sharing.device())
             self._of = (rescale, length)
             self.kernel = checkpoints.resolved_kernel(self._model)
         return self._model

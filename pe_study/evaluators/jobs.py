@@ -132,6 +132,10 @@ class Sums:
     num_bytes: np.ndarray
     windows: np.ndarray
 
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        return [self.nll, self.window_means, self.tokens, self.num_bytes, self.windows]
+
     @classmethod
     def zeros(cls, num_documents: int, length: int) -> Sums:
         shape = (num_documents, length.bit_length())

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from pe_study.checkpoints import follows_running_length, max_length, vocabulary_size
 from pe_study.errors import CheckpointError, LengthError, PEStudyError, PlanError, UsageError
-from pe_study.evaluators import windows
+from pe_study.evaluators import sharing, windows
 from pe_study.evaluators.jobs import Job, Sums, read_documents
 from pe_study.evaluators.reading import BATCH_TOKENS, Reading
 from pe_study.evaluators.scoring import Scorer, evaluation_mode, is_out_of_memory
@@ -152,30 +152,35 @@ def _check_vocabulary(job: Job, model: Any) -> None:
         )
 
 
-def losses(job: Job, model: Any, reading: Reading) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(window indices (B,), NLL (B, K)) of every window, batch by batch. CheckpointError for foreign ids."""
+def losses(
+    job: Job, model: Any, reading: Reading, *, shared: bool = False
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(window indices (B,), NLL (B, K)) of every window, or of this process's share of them, batch by batch.
+
+    CheckpointError for ids that the model does not know.
+    """
     _check_vocabulary(job, model)
+    batches = job.batches(reading.batch_tokens)
     with evaluation_mode(model):
         scorer = Scorer(model, new_cache=reading.new_cache)
-        for indices in job.batches(reading.batch_tokens):
+        for indices in sharing.mine(batches) if shared else batches:
             ids_BT, targets_BK = job.inputs(indices)
             yield indices, scorer.nll(ids_BT, targets_BK)
             if reading.progress is not None:
                 reading.progress(ids_BT.size)
 
 
-def _read(
-    job: Job,
-    cuts: Sequence[int],
-    model: Any,
-    reading: Reading,
-) -> list[Sums]:
-    """Sums over the first `cut` scored targets of every window, for each cut."""
+def _read(job: Job, cuts: Sequence[int], model: Any, reading: Reading) -> list[Sums]:
+    """Sums over the first `cut` scored targets of every window, for each cut; over all processes."""
     all_sums = [Sums.zeros(len(job.sequences), cut) for cut in cuts]
-    for indices, nll_BK in losses(job, model, reading):
-        first, target_bytes = int(job.first[indices[0]]), job.target_bytes(indices)
-        for sums, cut in zip(all_sums, cuts, strict=True):
-            sums.add(job.document[indices], nll_BK[:, :cut], target_bytes[:, :cut], first)
+
+    def add_all() -> None:
+        for indices, nll_BK in losses(job, model, reading, shared=True):
+            first, target_bytes = int(job.first[indices[0]]), job.target_bytes(indices)
+            for sums, cut in zip(all_sums, cuts, strict=True):
+                sums.add(job.document[indices], nll_BK[:, :cut], target_bytes[:, :cut], first)
+
+    sharing.added([array for sums in all_sums for array in sums.arrays], add_all)
     return all_sums
 
 

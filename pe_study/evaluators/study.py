@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from pe_study import rope_scaling, runs
-from pe_study.evaluators import cells, retrieval, summary
+from pe_study.evaluators import cells, retrieval, sharing, summary
 from pe_study.evaluators.cells import CellStore
 from pe_study.evaluators.evaluation import Evaluation
 from pe_study.evaluators.live import LiveTable
@@ -49,6 +49,7 @@ def evaluate(
     target: a study or run directory, a Hugging Face id or folder, a .gguf file. only: picks runs of a study.
     checkpoint_options: dtype, revision, gguf_file, trust_remote_code of `load_causal_lm`.
     """
+    sharing.start()
     target, runs_root, texts = str(target), Path(runs_root), Texts()
     subjects = find_subjects(target, runs_root, dict(only or {}), checkpoint_options)
     evaluations = [Evaluation.prepare(subject, plan, kernel, texts) for subject in subjects]
@@ -59,10 +60,13 @@ def evaluate(
     store = CellStore(folder)
     with LiveTable(plan.aggregation) as table:
         frames = [frame for evaluation in evaluations for frame in evaluation.run(store, table.add)]
-    with store.assembling():
-        write_results(folder, evaluations, frames + _measured_before(store, target, runs_root, evaluations))
-        if plan.tasks:
-            retrieval.measure(evaluations, folder, fingerprints(find_study(target, runs_root)))
+    if sharing.is_main():
+        with store.assembling():
+            before = _measured_before(store, target, runs_root, evaluations)
+            write_results(folder, evaluations, frames + before)
+            if plan.tasks:
+                retrieval.measure(evaluations, folder, fingerprints(find_study(target, runs_root)))
+    sharing.wait()
     return folder
 
 
