@@ -88,7 +88,7 @@ def claim_folder(folder: Path | str, *, ours: Sequence[str]) -> Path:
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        names = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
         raise UsageError(f"{folder}: cannot be used for output ({error.strerror})") from None
     if names and not set(names) & set(ours):

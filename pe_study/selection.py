@@ -41,7 +41,7 @@ def check_folder(folder: Path, recipe: Recipe, run: RunSpec, *, resume: str = "a
     was stopped before anything was saved, or that starts over, may be of another."""
     if not folder.exists():
         return
-    runs.claim_folder(folder, ours=(runs.PROVENANCE,))
+    runs.claim_folder(folder, ours=(runs.RECIPE, runs.PROVENANCE))
     saved = any((folder / runs.SNAPSHOTS).glob("step_*")) and resume != "never"
     if (folder / runs.PROVENANCE).exists() and (runs.is_done(folder) or saved):
         trained = runs.read_json(folder / runs.PROVENANCE)["training"]

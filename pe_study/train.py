@@ -102,14 +102,12 @@ def train_run(
 ) -> RunResult:
     """Train one run in `folder` from where it stands to `final/` and `DONE`; a finished one is skipped."""
     accelerator = make_accelerator(recipe)
-    runs.claim_folder(folder, ours=(runs.PROVENANCE,))
+    runs.claim_folder(folder, ours=(runs.RECIPE, runs.PROVENANCE))
     with contextlib.ExitStack() as held:
         on_main(accelerator, lambda: held.enter_context(runs.locked(folder)) and None)
         if runs.is_done(folder):
             return _finished(run, folder)
-        if (
-            stop.requested and accelerator.num_processes == 1
-        ):  # several find out together, at their first step
+        if stop.requested and accelerator.num_processes == 1:  # several agree at their first step
             raise Interrupted(f"{folder}: stopped before its first step; the same command goes on")
         training = Training(recipe, run, RunFiles(recipe, run, folder, accelerator, data))
         held.enter_context(determinism(recipe, training.model, accelerator.device))

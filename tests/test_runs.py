@@ -48,6 +48,11 @@ def test_empty_and_own_folders_are_claimed(tmp_path: Path) -> None:
     assert runs.claim_folder(folder, ours=("DONE",)) == folder
 
 
+def test_what_a_killed_writer_left_beside_is_not_another_s(tmp_path: Path) -> None:
+    (tmp_path / ".recipe.yaml.123.tmp").write_text("name: x", encoding="utf-8")
+    assert runs.claim_folder(tmp_path, ours=("recipe.yaml",)) == tmp_path
+
+
 def hold(folder: str, held: "multiprocessing.synchronize.Event", let_go: object) -> None:
     with runs.locked(folder):
         held.set()
