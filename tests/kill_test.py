@@ -63,7 +63,7 @@ class Trainings:
         process = self.context.Process(target=train, args=(self.recipe, root, self.encoding))
         process.start()
         if after is not None:
-            while not (root / "ready").exists():
+            while process.is_alive() and not (root / "ready").exists():
                 time.sleep(0.002)
             process.join(after)
             if process.is_alive():
