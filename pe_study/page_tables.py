@@ -157,7 +157,7 @@ def verdicts_table(found: Sequence[Verdict]) -> Table:
             Column("survives 0.5 % | 2 %", numeric=True),
             Column("fails by 0.5 % | 2 %", numeric=True),
             Column("gains to", numeric=True),
-            Column("change at the longest length, nats"),
+            Column("change at the longest, nats"),
             Column("no number"),
         ],
         rows=rows,

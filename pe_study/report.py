@@ -119,7 +119,7 @@ def _write(page: Page, studies: Sequence[Study], folder: Path, formats: Sequence
         _save_csv(table.data, folder / "tables" / f"{table.name}.csv")
         if "latex" in formats:
             (folder / "tables" / f"{table.name}.tex").write_text(tabular(table), encoding="utf-8")
-    context = _context(page, inline)
+    context = _context(page, inline, formats)
     write_text(folder / "index.html", environment.get_template("index.html.j2").render(context))
     write_text(folder / "report.md", environment.get_template("report.md.j2").render(context))
 
@@ -186,13 +186,15 @@ def _save_csv(frame: pd.DataFrame, path: Path) -> None:
     path.write_text(out.getvalue(), encoding="utf-8")
 
 
-def _context(page: Page, inline: dict[str, dict[str, str]]) -> dict[str, Any]:
+def _context(page: Page, inline: dict[str, dict[str, str]], formats: Sequence[str]) -> dict[str, Any]:
     sections = [
         {
             "slug": section.slug,
             "title": section.title,
             "notes": section.notes,
-            "figures": [_figure_context(shown, inline[shown.figure.name]) for shown in section.figures],
+            "figures": [
+                _figure_context(shown, inline[shown.figure.name], formats) for shown in section.figures
+            ],
             "tables": section.tables,
         }
         for section in page.sections
@@ -210,11 +212,11 @@ def _context(page: Page, inline: dict[str, dict[str, str]]) -> dict[str, Any]:
     }
 
 
-def _figure_context(shown: Shown, inline: dict[str, str]) -> dict[str, Any]:
+def _figure_context(shown: Shown, inline: dict[str, str], formats: Sequence[str]) -> dict[str, Any]:
     figure = shown.figure
-    links = [("SVG", f"figures/{figure.name}.svg"), ("CSV", f"tables/{figure.name}.csv")]
-    if shown.chosen:
-        links.insert(0, ("PNG", f"figures/{figure.name}.png"))
+    written = [form for form in ("png", "svg") if form in formats and (shown.chosen or form == "svg")]
+    links = [(form.upper(), f"figures/{figure.name}.{form}") for form in written]
+    links.append(("CSV", f"tables/{figure.name}.csv"))
     return {
         **{name: getattr(figure, name) for name in ("name", "title", "caption", "alt")},
         "metric": shown.metric,

@@ -165,7 +165,13 @@ def write_study(root: Path, frame: pd.DataFrame, *, plan: str = "length", steps:
         "notes": {
             "documents": {"kept": int(frame["document"].nunique()), "total": 60, "median_length": 5120},
             "rescales": [
-                {"label": "rope", "rescale": "yarn:auto", "length": n, "factor": max(1.0, n / 64)}
+                {
+                    "label": "rope",
+                    "rescale": "yarn:auto",
+                    "length": n,
+                    "train_length": 64,
+                    "factor": max(1.0, n / 64),
+                }
                 | {"attention_factor": 1.0, "kept": 0, "blended": 3, "interpolated": 13}
                 for n in lengths
             ],

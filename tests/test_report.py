@@ -69,6 +69,9 @@ def test_everything_lies_in_the_folder(page: Path) -> None:
         "figures",
         "tables",
     }
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r'href="((?:figures|tables)/[^"]+)"', text):
+        assert (folder / link).is_file(), link
     for name in summary["figures"]:
         assert (folder / "figures" / f"{name}.svg").is_file()
         assert (folder / "tables" / f"{name}.csv").is_file()
