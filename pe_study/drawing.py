@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -86,7 +87,9 @@ def render(
     narrow = size == "one-column"
     width, height = SIZES[size]
     share = figure.narrow_height if narrow and figure.narrow_height else figure.height
-    with mpl.rc_context(_style(size)):
+    with mpl.rc_context(_style(size)), warnings.catch_warnings():
+        # A script that the font lacks: an SVG shows it all the same, a PNG as boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         sheet = Sheet(figsize=(width, height * share))
         FigureCanvasAgg(sheet)
         figure.draw(Canvas(sheet, narrow))
