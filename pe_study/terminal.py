@@ -16,6 +16,7 @@ from pe_study.errors import Interrupted, PEStudyError, UsageError
 PROGRAM = "pe-study"
 DEBUG = "PE_STUDY_DEBUG"
 STOPPED = "stopped; the same command continues with what is unfinished"
+FULL = os.strerror(errno.ENOSPC)
 OUTPUT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 
 
@@ -62,18 +63,20 @@ def guarded(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] 
     except BrokenPipeError:
         _discard(sys.stdout)
         return 0
-    except OSError as error:
-        return _os_error(error)
     except Exception as error:
-        return _our_fault(error)
+        return _cannot_write(error) if _is_about_output(error) else _our_fault(error)
     return code
 
 
-def _os_error(error: OSError) -> int:
-    if error.errno not in OUTPUT_ERRNOS:
-        return _our_fault(error)
-    where = f"{error.filename}: " if error.filename else ""
-    complain(f"{where}cannot be written ({error.strerror}); what was finished before is kept")
+def _is_about_output(error: Exception) -> bool:
+    """A full disk or a folder that may not be written, also where a library wraps the system's words."""
+    return FULL in str(error) or (isinstance(error, OSError) and error.errno in OUTPUT_ERRNOS)
+
+
+def _cannot_write(error: Exception) -> int:
+    file = getattr(error, "filename", None)
+    reason = FULL if FULL in str(error) else getattr(error, "strerror", None)
+    complain(f"{f'{file}: ' if file else ''}cannot be written ({reason}); what was finished before is kept")
     return UsageError.exit_code
 
 

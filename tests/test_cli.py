@@ -162,6 +162,7 @@ def test_wrong_words_are_named(
         (NonFiniteLossError("step 7: loss is nan"), 5),
         (Interrupted("stopped"), 75),
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2),
+        (ValueError("Error while serializing: I/O error: No space left on device (os error 28)"), 2),
         (RuntimeError("a bug"), 1),
         (KeyboardInterrupt(), 75),
     ],
