@@ -215,6 +215,7 @@ def test_parameter_groups_hold_every_parameter_once(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the compiler's own
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_compiled_equals_eager_at_growing_lengths(name: str) -> None:
