@@ -173,21 +173,32 @@ def report(
     ] = None,
     formats: Annotated[str, typer.Option("--format", metavar="A,B,…", help="svg, png, latex")] = "svg,png",
     published: Annotated[bool, typer.Option("--published", help="lay the papers' numbers beside")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="write it again while the study runs")] = False,
+    interval: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="how often to look")] = 30.0,
 ) -> None:
     """Write the page of a study and print its path.
 
     The folder holds index.html, report.md, figures and tables.
     """
-    found = shipped.find(view) if view else None
-    written = flags.words("--format", formats, ("svg", "png", "latex"))
-    _report(studies, runs, output, view=found, title=title, formats=written, published=published)
+    chosen: dict[str, Any] = {
+        "view": shipped.find(view) if view else None,
+        "title": title,
+        "formats": flags.words("--format", formats, ("svg", "png", "latex")),
+        "published": published,
+    }
+    from pe_study import report as reports
+
+    folders = _folders(studies, runs)
+    if not watch:
+        terminal.say(str(reports.build(folders, output, **chosen)))
+        return
+    for page, line in reports.watch(folders, output, interval=interval, **chosen):
+        terminal.say(f"{page}  {line}")
 
 
-def _report(studies: Sequence[str | Path], runs: Path, output: Path | None, **choices: Any) -> None:
-    from pe_study.report import build
-
-    folders = [path if (path := Path(name)).exists() else runs / name for name in studies]
-    terminal.say(str(build(folders, output, **choices)))
+def _folders(studies: Sequence[str], runs: Path) -> list[Path]:
+    """Studies as typed, or by their names below the folder of runs."""
+    return [path if (path := Path(name)).exists() else runs / name for name in studies]
 
 
 @app.command(epilog="Example: pe-study run recipes/demo.yaml")
@@ -208,7 +219,9 @@ def run(
     study = _train(recipe, overrides or [], runs, picked, dry_run, jobs=flags.jobs(jobs))
     if not dry_run:
         _evaluate([str(study)], None, [], runs, only=picked)
-        _report([study], runs, output)
+        from pe_study.report import build
+
+        terminal.say(str(build([study], output)))
 
 
 @app.command(epilog="Example: pe-study validate recipes/*.yaml evals/*.yaml")
