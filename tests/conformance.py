@@ -268,6 +268,18 @@ CHECKS: tuple[Callable[[Variant, Path], None], ...] = (
     check_low_precision,
 )
 
+OF_AN_OPTION = (
+    check_causal,
+    check_cached_equals_full,
+    check_padding,
+    check_gradients,
+    check_save_and_load,
+    check_max_length,
+    check_kernels_agree,
+    check_segments,
+)
+"""What a choice other than the default is checked for; the rest follows from these and costs most."""
+
 OF_A_RESCALE = (
     check_cached_equals_full,
     check_padded_cache,

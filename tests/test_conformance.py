@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conformance import CHECKS, OF_A_RESCALE, check_cached_equals_full, check_kernels_agree
+from conformance import CHECKS, OF_A_RESCALE, OF_AN_OPTION, check_cached_equals_full, check_kernels_agree
 from variants import Variant, all_rescaled, all_variants
 
 from pe_study import encodings
@@ -18,8 +18,14 @@ Check = Callable[[Variant, Path], None]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("variant", all_variants(), ids=str)
-def test_encoding(check: Check, variant: Variant, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", encodings.available())
+def test_encoding(check: Check, name: str, tmp_path: Path) -> None:
+    check(Variant(name), tmp_path)
+
+
+@pytest.mark.parametrize("check", OF_AN_OPTION, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("variant", [v for v in all_variants() if v.options], ids=str)
+def test_option(check: Check, variant: Variant, tmp_path: Path) -> None:
     check(variant, tmp_path)
 
 
