@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import pandas as pd
@@ -65,6 +66,11 @@ def alternative(shown: pd.DataFrame, metric: str, *, by: str = "label", what: st
             ]
             said.append(f"{name} {' and '.join(dict.fromkeys(ends))} {what}")
     return f"{SHORT[metric].capitalize()}: {'; '.join(said)}."
+
+
+def slug(name: str) -> str:
+    """A label as a part of file names and ids: "HuggingFaceTB/SmolLM2" is "HuggingFaceTB-SmolLM2"."""
+    return re.sub(r"[^\w.+-]+", "-", name)
 
 
 def listed(numbers: Iterable[float]) -> str:

@@ -162,7 +162,7 @@ def themed(svg: bytes, colours: Mapping[str, str], prefix: str) -> str:
     """An inline SVG: colours as CSS variables (`--c1c2024`), ids of its own, scaled to its container."""
     text = svg.decode("utf-8")
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
     text = re.sub("#[0-9a-f]{6}", lambda hit: f"var(--c{hit[0][1:]})" if hit[0] in colours else hit[0], text)
     return re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)

@@ -11,7 +11,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
-from pe_study.captions import SHORT, caption, listed
+from pe_study.captions import SHORT, caption, listed, slug
 from pe_study.curves import number
 from pe_study.drawing import MUTED, PAPER, Canvas, Figure
 from pe_study.tables import TRUNCATION
@@ -33,7 +33,7 @@ def rescale_map(curves: pd.DataFrame, metric: str, protocol: str, label: str) ->
         _heat(canvas, table, list(table.index), [f"{int(n):,}" for n in table.columns], "length, tokens")
 
     return Figure(
-        name=f"rescale-map-{label}-{protocol}-{metric}",
+        name=f"rescale-map-{slug(label)}-{protocol}-{metric}",
         title=f"{label}: rescale by length, {SHORT[metric]} ({protocol})",
         caption=caption(own, protocol, bands=False)
         + " auto is the length over the training length, never below 1.",

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from pe_study import palette, tables
-from pe_study.captions import SHORT, absences, alternative, caption
+from pe_study.captions import SHORT, absences, alternative, caption, slug
 from pe_study.curves import Line, draw_lines, legend, length_axis, limits_of, training_line
 from pe_study.drawing import Canvas, Figure
 from pe_study.palette import CONTROL, Look
@@ -103,7 +103,7 @@ def rescale_figure(curves: pd.DataFrame, metric: str, protocol: str, label: str)
         panel.draw(canvas.axes()[0], canvas)
 
     return Figure(
-        name=f"rescale-{label}-{protocol}-{metric}",
+        name=f"rescale-{slug(label)}-{protocol}-{metric}",
         title=f"{label} under each rescale: {SHORT[metric]} ({protocol})",
         caption=caption(own, protocol) + absences(own, metric),
         alt=alternative(own, metric, by="rescale"),

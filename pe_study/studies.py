@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 
 from pe_study.errors import DataError, UsageError
-from pe_study.rows import RESULTS, RETRIEVAL, ROW_COLUMNS, read_rows
+from pe_study.rows import RESULTS, RETRIEVAL, ROW_COLUMNS, make_rows, read_rows
 from pe_study.runs import DONE, METRICS, PROVENANCE, RECIPE, is_done
 
 SUMMARY = "results.json"
@@ -96,9 +96,7 @@ class Study:
     @property
     def rows(self) -> pd.DataFrame:
         frames = [evaluation.rows.assign(plan=evaluation.plan) for evaluation in self.evaluations]
-        return (
-            pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*ROW_COLUMNS, "plan"])
-        )
+        return pd.concat(frames, ignore_index=True) if frames else plain(make_rows([])).assign(plan="")
 
 
 def read_study(path: Path | str) -> Study:

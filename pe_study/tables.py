@@ -50,11 +50,11 @@ MAX_EXPONENT = 709.78  # exp overflows float64 above it
 def prepare(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows in which each series comes from one plan, the one of most lengths: no target counts twice.
 
-    Two strides at one length are two protocols: "sliding/128", "sliding/256".
+    Two strides at one length are two protocols: "sliding_128", "sliding_256".
     """
     sliding = rows[rows["protocol"] == "sliding"]
     if sliding.groupby(["study", "label", "length"], observed=True)["stride"].nunique().max() > 1:
-        named = "sliding/" + sliding["stride"].map("{:.0f}".format)
+        named = "sliding_" + sliding["stride"].map("{:.0f}".format)
         rows = rows.assign(
             protocol=rows["protocol"].astype(object).where(rows["protocol"] != "sliding", named)
         )
@@ -69,7 +69,7 @@ def protocols_of(rows: pd.DataFrame) -> list[str]:
     """The protocols of rows in the order in which they are shown, without those only decompositions need."""
     found = {str(name) for name in rows["protocol"]} - {LATE}
     rank = {name: place for place, name in enumerate(PROTOCOLS)}
-    return sorted(found, key=lambda name: (rank.get(name.partition("/")[0], len(rank)), name))
+    return sorted(found, key=lambda name: (rank.get(name.partition("_")[0], len(rank)), name))
 
 
 def cells(rows: pd.DataFrame) -> pd.DataFrame:

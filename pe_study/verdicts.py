@@ -74,7 +74,7 @@ class Verdict:
 def protocol_for(rows: pd.DataFrame) -> str | None:
     """The protocol to judge by: `exact-context` where it was run, else the next with the same targets."""
     ran = protocols_of(rows)
-    return next((name for wanted in PREFERRED for name in ran if name.partition("/")[0] == wanted), None)
+    return next((name for wanted in PREFERRED for name in ran if name.partition("_")[0] == wanted), None)
 
 
 def verdicts(rows: pd.DataFrame, protocol: str) -> list[Verdict]:

@@ -122,7 +122,7 @@ def test_two_plans_do_not_count_a_target_twice() -> None:
 def test_two_strides_are_two_protocols() -> None:
     rows = made(protocols=("sliding",))
     both = pd.concat([rows.assign(stride=32.0, plan="a"), rows.assign(stride=16.0, plan="a")])
-    assert tables.protocols_of(tables.prepare(both)) == ["sliding/16", "sliding/32"]
+    assert tables.protocols_of(tables.prepare(both)) == ["sliding_16", "sliding_32"]
 
 
 def test_the_control_comes_first() -> None:
