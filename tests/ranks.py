@@ -77,11 +77,11 @@ def resume(folder: Path) -> None:
 def bad_loss(folder: Path) -> None:
     """A NaN in the loss of one process at step 3."""
     plain = Updater._backward_part
+    calls = iter(range(100))  # one a step
 
     def backward_part(self: Updater, *args: Any) -> Tensor:
         loss = plain(self, *args)
-        bad = RANK == 1 and self.optimizer.optimizer.state_dict()["state"][0]["step"] == 2
-        return loss * math.nan if bad else loss
+        return loss * math.nan if next(calls) == 2 and RANK == 1 else loss
 
     Updater._backward_part = backward_part  # type: ignore[method-assign]
     train_study(load(folder / "tiny.yaml"), folder / "runs")
