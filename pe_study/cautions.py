@@ -25,6 +25,7 @@ def cautions(studies: Sequence[Study], rows: pd.DataFrame, curves: pd.DataFrame)
         *_packing(studies),
         *_missing(rows),
         *_unfinished(studies),
+        *_devices(studies),
     ]
 
 
@@ -176,3 +177,11 @@ def _unfinished(studies: Sequence[Study]) -> list[str]:
 
 def _names(labels: Iterable[object]) -> str:
     return ", ".join(dict.fromkeys(str(label) for label in labels))
+
+
+def _devices(studies: Sequence[Study]) -> list[str]:
+    """Where every run was made on a CPU, what a reader with a GPU must not take from the page."""
+    devices = {str(run.provenance.get("device", "")) for study in studies for run in study.runs}
+    if devices != {"cpu"}:
+        return []
+    return ["Made on a CPU: speed and memory are its own, and the CUDA kernels (flex, flash) are unmeasured."]

@@ -35,7 +35,7 @@ def length_figure(curves: pd.DataFrame, metric: str, protocol: str, looks: Looks
     return Figure(
         name=f"length-{protocol}-{metric}",
         title=f"{SHORT[metric].capitalize()} against length ({protocol})",
-        caption=caption(shown, protocol) + absences(shown, metric) + DOTTED,
+        caption=caption(shown, protocol) + absences(shown, metric) + _dotted(truncated),
         alt=alternative(shown, metric),
         table=pd.concat([shown, truncated]),
         draw=draw,
@@ -73,7 +73,7 @@ def protocols_figure(curves: pd.DataFrame, metric: str, looks: Looks) -> Figure 
         title=f"{SHORT[metric].capitalize()} under each protocol",
         caption=caption(shown, " | ".join(parts))
         + " One scale; values above the top edge are in the table."
-        + DOTTED,
+        + _dotted(curves[curves["rescale"] == tables.TRUNCATION]),
         alt=" ".join(f"{name}: {alternative(part, metric)}" for name, part in parts.items()),
         table=shown,
         draw=draw,
@@ -158,6 +158,11 @@ def unrescaled(curves: pd.DataFrame) -> pd.DataFrame:
 
 def truncated_rows(curves: pd.DataFrame, protocol: str) -> pd.DataFrame:
     return curves[(curves["protocol"] == protocol) & (curves["rescale"] == tables.TRUNCATION)]
+
+
+def _dotted(truncated: pd.DataFrame) -> str:
+    """The words for the truncation line, where one was evaluated."""
+    return "" if truncated.empty else DOTTED
 
 
 def drawable(shown: pd.DataFrame, metric: str) -> bool:
