@@ -8,6 +8,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin
+PYTEST := python -m pytest -n 2 --dist loadfile
 INSTALL := $(RUN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-slow check format
@@ -17,10 +18,10 @@ demo: $(VENV)/.installed
 	@$(RUN)/pe-study run recipes/demo.yaml --jobs auto
 
 test: $(VENV)/.installed-test
-	@$(RUN)/python -m pytest
+	@$(RUN)/$(PYTEST)
 
 test-slow: $(VENV)/.installed-test
-	@$(RUN)/python -m pytest -m "slow or not slow"
+	@$(RUN)/$(PYTEST) -m "slow or not slow"
 
 check: $(VENV)/.installed-test
 	@$(RUN)/ruff check .
