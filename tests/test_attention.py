@@ -288,7 +288,7 @@ def test_auto_is_resolved_by_device_encoding_and_mask() -> None:
     rope, t5 = Variant("rope").encoding(), Variant("t5").encoding()
     assert attention.resolve("auto", CPU, torch.float32, t5, "causal") == "sdpa"
     assert attention.resolve("auto", cuda, half, rope, "causal") == "flash"
-    assert attention.resolve("auto", cuda, half, rope, "segments") == "sdpa"
+    assert attention.resolve("auto", cuda, half, rope, "segments") == "flex"
     assert attention.resolve("auto", cuda, half, t5, "causal") == "flex"
 
 
