@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import pe_study.model
-from pe_study import hf_rope, hub, rope_scaling, runs
+from pe_study import attention, hf_rope, hub, rope_scaling, runs
 from pe_study.errors import CheckpointError, PEStudyError, RescaleError, UsageError, did_you_mean
 from pe_study.load_checks import check_causal, check_weights, refuse_past
 
@@ -131,6 +131,14 @@ class Checkpoint:
         config.rescale = rescale
         return config.build_encoding().depends_on_length
 
+    def check_kernel(self, kernel: str, device: torch.device | None = None) -> None:
+        """UsageError for an attention kernel that is unknown or cannot run the model (None: on the CPU)."""
+        if self.is_ours:
+            where, encoding = device or torch.device("cpu"), self.config.build_encoding()
+            attention.resolve(kernel, where, DTYPES[self.dtype], encoding, "causal")
+        elif kernel not in HF_KERNELS:
+            raise UsageError(f'unknown kernel "{kernel}"; {did_you_mean(kernel, HF_KERNELS)}')
+
     def load(
         self, rescale: str = "none", length: int | None = None, kernel: str = "auto", device_map: Any = None
     ) -> Any:
@@ -157,8 +165,7 @@ class Checkpoint:
         return model.eval()
 
     def _hf_options(self, rescale: str, length: int | None, kernel: str) -> dict[str, Any]:
-        if kernel not in HF_KERNELS:
-            raise UsageError(f'unknown kernel "{kernel}"; {did_you_mean(kernel, HF_KERNELS)}')
+        self.check_kernel(kernel)
         config = copy.deepcopy(self.config)
         declared = length or self.original_length
         if declared is not None:

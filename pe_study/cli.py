@@ -6,13 +6,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pe_study import __version__, cli_tools, flags, layout, options, shipped, terminal
 from pe_study.errors import Interrupted, PEStudyError
 from pe_study.stopping import StopRequest
+
+if TYPE_CHECKING:
+    from pe_study.recipe import Recipe
 
 app = typer.Typer(
     name=terminal.PROGRAM,
@@ -51,15 +54,13 @@ def train(
 
     Finished runs are skipped. Several processes: accelerate launch -m pe_study train RECIPE
     """
-    _train(recipe, overrides or [], runs, flags.only(only), dry_run, resume=resume, jobs=flags.jobs(jobs))
-
-
-def _train(
-    path: str, overrides: list[str], runs: Path, only: dict[str, str], dry_run: bool, **choices: Any
-) -> Path:
     from pe_study import recipe as recipes
 
-    loaded = recipes.load(shipped.find(path), overrides)
+    loaded = recipes.load(shipped.find(recipe), overrides or [])
+    _train(loaded, runs, flags.only(only), dry_run, resume=resume, jobs=flags.jobs(jobs))
+
+
+def _train(loaded: Recipe, runs: Path, only: dict[str, str], dry_run: bool, **choices: Any) -> None:
     if dry_run:
         from pe_study.forecast import describe
 
@@ -71,7 +72,6 @@ def _train(
             progress = terminal.shows_progress()
             for result in train_study(loaded, runs, only, progress=progress, stop=stop, **choices):
                 terminal.say(f"{result.status:7}  {result.folder}")
-    return runs / loaded.name
 
 
 @app.command("eval", epilog="Example: pe-study eval runs/demo --lengths 1x,2x,4x --rescale none,yarn:auto")
@@ -150,6 +150,11 @@ def _evaluate_one(
     else:
         plan = study.default_plan(target, runs).with_overrides(overrides)
     done = study.evaluate(target, plan, runs_root=runs, **choices)
+    _say_results(done)
+
+
+def _say_results(done: Any) -> None:
+    """The cells of a dry run, or what the folder of an evaluation holds."""
     if isinstance(done, list):
         terminal.say(layout.table(done))
     else:
@@ -215,13 +220,19 @@ def run(
 
     What is finished is not done again.
     """
-    picked = flags.only(only)
-    study = _train(recipe, overrides or [], runs, picked, dry_run, jobs=flags.jobs(jobs))
-    if not dry_run:
-        _evaluate([str(study)], None, [], runs, only=picked)
-        from pe_study.report import build
+    from pe_study import recipe as recipes
+    from pe_study import report as reports
 
-        terminal.say(str(build([study], output)))
+    picked, at_once = flags.only(only), flags.jobs(jobs)
+    loaded = recipes.load(shipped.find(recipe), overrides or [])
+    study = runs / loaded.name
+    page = reports.output_folder([loaded.name], output)  # refused now, not when training is over
+    _train(loaded, runs, picked, dry_run, jobs=at_once)
+    if not dry_run:
+        from pe_study.evaluators import study as evaluation
+
+        _say_results(evaluation.evaluate(str(study), loaded.eval, runs_root=runs, only=picked))
+        terminal.say(str(reports.build([study], page)))
 
 
 @app.command(epilog="Example: pe-study validate recipes/*.yaml evals/*.yaml")

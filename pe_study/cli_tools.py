@@ -91,7 +91,7 @@ def bench(
     from pe_study import encodings as known
     from pe_study.files import write_json, write_text
     from pe_study.listing import KERNELS
-    from pe_study.runs import claim_folder
+    from pe_study.runs import check_output, claim_folder
     from pe_study.workloads import Sizes
 
     workloads = benches.plan(
@@ -105,6 +105,8 @@ def bench(
         device=device,
         dtype=dtype,
     )
+    if output:
+        check_output(output, ours=("bench.json",))
     result = benches.run(workloads, rounds=rounds, memory=memory, progress=terminal.note)
     table = benches.markdown(result)
     if output:

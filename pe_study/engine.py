@@ -6,7 +6,7 @@ import contextlib
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -15,21 +15,44 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import TorchDynamoPlugin, broadcast_object_list
 from accelerate.utils.memory import clear_device_cache
 
-from pe_study.errors import PEStudyError, RecipeError
+from pe_study import attention
+from pe_study.encodings.base import Encoding
+from pe_study.errors import PEStudyError, RecipeError, UsageError
 from pe_study.kernels.fused import reset_compilations
 from pe_study.model import PEStudyForCausalLM
+from pe_study.recipe import build_encoding
 
 if TYPE_CHECKING:
     from pe_study.initial import Decoder
-    from pe_study.recipe import Recipe
+    from pe_study.recipe import Recipe, RunSpec
 
 Result = TypeVar("Result")
 
 
-def check_engine(recipe: Recipe) -> None:
-    """RecipeError for what this machine cannot do."""
+def check_engine(recipe: Recipe, selected: Sequence[RunSpec]) -> None:
+    """RecipeError for what this machine cannot do, in any of the selected runs."""
     if recipe.train.mixed_precision == "fp16" and not torch.cuda.is_available():
         raise RecipeError(f"{recipe.path}: train.mixed_precision: fp16 needs a GPU; use bf16 or no")
+    for encoding in {run.encoding.label: run.encoding for run in selected}.values():
+        try:
+            _check_kernel(recipe, build_encoding(recipe, encoding, encoding.label))
+        except UsageError as error:
+            raise RecipeError(f"{recipe.path}: train.kernel: {error}") from None
+
+
+def _check_kernel(recipe: Recipe, encoding: Encoding) -> None:
+    """UsageError where the kernel of the recipe cannot train the encoding on this machine."""
+    kernel = recipe.train.kernel
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if kernel in ("flex", "flash") and device.type == "cpu":
+        raise UsageError(f"kernel {kernel} cannot train on cpu; these can: eager, sdpa")
+    dtype = autocast_dtype(recipe) or torch.float32
+    attention.resolve(kernel, device, dtype, encoding, mask_kind(recipe))
+
+
+def mask_kind(recipe: Recipe) -> str:
+    """What attention may not see beside the tokens to come: nothing (`causal`), or other documents."""
+    return "segments" if recipe.data.packing == "isolate" else "causal"
 
 
 def make_accelerator(recipe: Recipe) -> Accelerator:

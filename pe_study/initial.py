@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, cast
 from accelerate import Accelerator
 
 from pe_study.checkpoints import Checkpoint, loading, open_checkpoint
-from pe_study.data import Corpus, TokenizedSplit, Tokenizer, load_corpus, load_tokenizer, tokenize
+from pe_study.data import (
+    Corpus,
+    TokenizedSplit,
+    Tokenizer,
+    load_corpus,
+    load_tokenizer,
+    tokenize,
+    tokenize_documents,
+)
 from pe_study.errors import UsageError
 from pe_study.evaluation_sets import Unit, evaluation_documents
 from pe_study.foreign import ForeignDecoder
@@ -55,12 +63,13 @@ def load_data(recipe: Recipe, accelerator: Accelerator) -> StudyData:
 
 
 def check_plan(recipe: Recipe, data: StudyData) -> None:
-    """DataError when no validation document is long enough for the recipe's own evaluation plan."""
-    if recipe.eval.corpus is None:
-        longest = max(recipe.eval.resolve_lengths(recipe.train.length))
-        evaluation_documents(
-            data.validation, longest_length=longest, num_documents=1, unit=cast(Unit, recipe.eval.unit)
-        )
+    """DataError when the recipe's own evaluation plan has no text, or none that is long enough."""
+    plan = recipe.eval
+    longest = max(plan.resolve_lengths(recipe.train.length))
+    split = data.validation
+    if plan.corpus is not None:
+        split = tokenize_documents(plan.corpus, data.tokenizer, plan.text_field)
+    evaluation_documents(split, longest_length=longest, num_documents=1, unit=cast(Unit, plan.unit))
 
 
 def build_model(recipe: Recipe, run: RunSpec, tokenizer: Tokenizer) -> Decoder:

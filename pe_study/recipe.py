@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PrivateAttr, field_validator
 
@@ -19,6 +19,9 @@ from pe_study.schema import Section
 from pe_study.sections import CHECKPOINT_TOKENIZER, DataSpec, EncodingSpec, InitSpec, ModelSpec, TrainSpec
 from pe_study.yaml_strict import Document, KeyPath, describe
 
+if TYPE_CHECKING:
+    from pe_study.encodings.base import Encoding
+
 __all__ = [
     "DataSpec",
     "EncodingSpec",
@@ -28,6 +31,7 @@ __all__ = [
     "RecipeError",
     "RunSpec",
     "TrainSpec",
+    "build_encoding",
     "load",
     "narrow",
     "parse_length",
@@ -193,12 +197,12 @@ def _resolve_encodings(recipe: Recipe, document: Document) -> tuple[EncodingSpec
         given = encodings.validate_options(spec.name, spec.options, where)
         defaults = {key: default for key, (_, default) in encodings.options(spec.name).items()}
         resolved.append(spec.model_copy(update={"options": defaults | given}))
-        _build(recipe, resolved[-1], where)
+        build_encoding(recipe, resolved[-1], where)
     return tuple(resolved)
 
 
-def _build(recipe: Recipe, spec: EncodingSpec, where: str) -> None:
-    """Build the encoding without memory, so that options which do not fit the model are refused here."""
+def build_encoding(recipe: Recipe, spec: EncodingSpec, where: str) -> Encoding:
+    """The encoding without memory; RecipeError for options which do not fit the model."""
     import torch
 
     from pe_study import encodings
@@ -206,7 +210,7 @@ def _build(recipe: Recipe, spec: EncodingSpec, where: str) -> None:
     model = recipe.model
     try:
         with torch.device("meta"):
-            encodings.build(
+            return encodings.build(
                 spec.name,
                 d_model=model.d_model,
                 num_heads=model.num_heads,

@@ -27,7 +27,7 @@ from pe_study.page_sections import Shown
 from pe_study.page_tables import METRIC_NAMES, Table
 from pe_study.palette import COLOURS
 from pe_study.rows import RESULTS, RETRIEVAL
-from pe_study.runs import DONE, METRICS, claim_folder
+from pe_study.runs import DONE, METRICS, check_output, claim_folder
 from pe_study.studies import SUMMARY, Study, read_study
 from pe_study.view import read_view
 
@@ -51,7 +51,7 @@ def build(
     """
     found = [read_study(path) for path in studies]
     chosen = read_view(view)
-    folder = Path(output) if output is not None else Path("reports") / "-".join(study.name for study in found)
+    folder = output_folder([study.name for study in found], output)
     claim_folder(folder, ours=(MANIFEST,))
     command = "pe-study report " + " ".join(shlex.quote(str(path)) for path in studies)
     chosen = dataclasses.replace(
@@ -60,6 +60,11 @@ def build(
     page = compose(found, chosen, command)
     _write(page, found, folder, formats)
     return folder / "index.html"
+
+
+def output_folder(names: Sequence[str], output: Path | str | None = None) -> Path:
+    """Where the page of the studies of these names goes. UsageError where it could not be written."""
+    return check_output(Path("reports") / "-".join(names) if output is None else output, ours=(MANIFEST,))
 
 
 def watch(

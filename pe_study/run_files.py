@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pe_study import runs, snapshots, state
 from pe_study.contexts import context_sizes
-from pe_study.engine import autocast_dtype, device_name, on_main, peak_memory_bytes
+from pe_study.engine import autocast_dtype, device_name, mask_kind, on_main, peak_memory_bytes
 from pe_study.errors import UsageError
 from pe_study.files import sync, write_text
 from pe_study.hub import no_progress_bars
@@ -103,8 +103,8 @@ class RunFiles:
         self._write(write)
 
     def _kernel(self, model: Decoder) -> str:
-        mask_kind = "segments" if self.recipe.data.packing == "isolate" else "causal"
-        return model.resolved_kernel(self.accelerator.device, mask_kind, autocast_dtype(self.recipe))
+        dtype = autocast_dtype(self.recipe)
+        return model.resolved_kernel(self.accelerator.device, mask_kind(self.recipe), dtype)
 
     def save(self, step: int, model: Decoder, updater: Updater) -> None:
         """Write the snapshot of `step`."""

@@ -46,7 +46,9 @@ __all__ = [
     "SNAPSHOTS",
     "Metrics",
     "RunState",
+    "check_output",
     "claim_folder",
+    "command_line",
     "is_done",
     "list_runs",
     "locked",
@@ -85,18 +87,31 @@ def claim_folder(folder: Path | str, *, ours: Sequence[str]) -> Path:
 
     UsageError when it is a file, cannot be written, or holds something else, which is left untouched.
     """
-    folder = Path(folder)
+    folder = check_output(folder, ours=ours)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
         raise UsageError(f"{folder}: cannot be used for output ({error.strerror})") from None
+    return folder
+
+
+def check_output(folder: Path | str, *, ours: Sequence[str]) -> Path:
+    """UsageError where `claim_folder` would refuse; for before long work, since it creates nothing."""
+    folder = Path(folder)
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise UsageError(f"{folder}: cannot be used for output ({nearest} is not a folder)")
+    try:
+        found = sorted(path.name for path in folder.iterdir()) if nearest == folder else []
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be used for output ({error.strerror})") from None
+    names = [name for name in found if not name.startswith(".")]
     if names and not set(names) & set(ours):
         raise UsageError(
             f"{folder}: not empty and not ours (found {', '.join(names[:3])}; expected {' or '.join(ours)}); "
             "choose another output folder"
         )
-    if not os.access(folder, os.W_OK):
+    if not os.access(nearest, os.W_OK):
         raise UsageError(f"{folder}: no permission to write")
     return folder
 
@@ -164,12 +179,19 @@ def provenance(**facts: Any) -> dict[str, Any]:
     `facts` (device, kernel, hashes, …)."""
     return {
         **facts,
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
         **git_commit(),
         "platform": platform.platform(),
     }
+
+
+def command_line() -> str:
+    """What was typed, as it can be typed again."""
+    program = Path(sys.argv[0]).name
+    start = ["python", "-m", "pe_study"] if program == "__main__.py" else [program]
+    return shlex.join([*start, *sys.argv[1:]])
 
 
 def versions() -> dict[str, str | None]:

@@ -39,9 +39,7 @@ def _words(run: RunSpec, key: str) -> tuple[str, ...]:
 def check_folder(folder: Path, recipe: Recipe, run: RunSpec, *, resume: str = "auto") -> None:
     """UsageError for a run directory that is not ours, or that holds results of another recipe. A run that
     was stopped before anything was saved, or that starts over, may be of another."""
-    if not folder.exists():
-        return
-    runs.claim_folder(folder, ours=(runs.RECIPE, runs.PROVENANCE))
+    runs.check_output(folder, ours=(runs.RECIPE, runs.PROVENANCE))
     saved = any((folder / runs.SNAPSHOTS).glob("step_*")) and resume != "never"
     if (folder / runs.PROVENANCE).exists() and (runs.is_done(folder) or saved):
         trained = runs.read_json(folder / runs.PROVENANCE)["training"]

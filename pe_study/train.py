@@ -64,7 +64,7 @@ def train_study(
         check_folder(folders[run.run_id], recipe, run, resume=resume)
     if all(runs.is_done(folder) for folder in folders.values()):
         return [_finished(run, folders[run.run_id]) for run in selected]
-    check_engine(recipe)
+    check_engine(recipe, [run for run in selected if not runs.is_done(folders[run.run_id])])
     check_trackers(recipe)
     with contextlib.ExitStack() as held:
         stop = stop or held.enter_context(StopRequest())

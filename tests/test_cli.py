@@ -258,6 +258,38 @@ def test_only_is_read() -> None:
     assert flags.only("encoding=rope, seed=0") == {"encoding": "rope", "seed": "0"}
 
 
+# --- the whole way ---------------------------------------------------------------------------------------
+
+
+def test_run_goes_the_whole_way_and_follows_its_recipe(
+    pe: Callable[..., Result], recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the second time, when what changed is the plan and every run is finished."""
+    monkeypatch.setattr("pe_study.report.build", lambda studies, page: f"{page} of {studies[0]}")
+    corpus = recipe.parent / "text"
+    corpus.mkdir()
+    for number in range(8):
+        (corpus / f"{number}.txt").write_text(f"{number} words in a row. " * 20, encoding="utf-8")
+    mine = ("run", recipe, f"data.corpus={corpus}", "data.validation_fraction=0.5")
+    first = pe(*mine, "--only", "run=rope-s0")
+    assert (first.code, first.err) == (0, "")
+    assert first.out.endswith("\nreports/tiny of runs/tiny\n")
+    assert [path.name for path in Path("runs/tiny").glob("*-s0")] == ["rope-s0"]
+    second = pe(*mine, "--only", "run=rope-s0", "eval.lengths=[1x, 3x]")
+    assert second.out.startswith("skipped")
+    assert second.out.split("bits per byte")[1].split("\n")[1].split()[-2:] == ["16", "48"]
+
+
+def test_run_refuses_a_page_that_is_not_ours_before_it_trains(
+    pe: Callable[..., Result], recipe: Path
+) -> None:
+    Path("thesis").mkdir()
+    Path("thesis/chapter.tex").touch()
+    assert_refused(pe("run", recipe, "--output", "thesis"), 2, "thesis", "not ours")
+    assert_refused(pe("bench", "--output", "thesis"), 2, "thesis", "not ours")
+    assert not Path("runs").exists()
+
+
 # --- lists and costs ---------------------------------------------------------------------------------------
 
 

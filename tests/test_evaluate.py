@@ -196,6 +196,30 @@ def test_plans_that_cannot_be_measured(study, error, changes, message):
         evaluate("tiny", plan_of(**changes), runs_root=study)
 
 
+def test_what_no_subject_can_do_is_refused_before_any_work(study, monkeypatch):
+    """A rescale where no run has RoPE, a kernel that is unknown or cannot run here."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(evaluation.Texts, "of", lambda *_: pytest.fail("read the text first"))
+    learned = str(study / "tiny" / "learned-s0")
+    with pytest.raises(RescaleError, match=r"found yarn:4; accepted: none \(no rotary positions: learned-s0"):
+        evaluate(learned, plan_of(rescales=["yarn:4"]), runs_root=study)
+    with pytest.raises(UsageError, match='did you mean "flash"'):
+        evaluate("tiny", plan_of(), runs_root=study, kernel="flsh")
+    with pytest.raises(UsageError, match="flash cannot run"):
+        evaluate("tiny", plan_of(), runs_root=study, kernel="flash")
+
+
+def test_only_picks_as_it_does_in_training(study):
+    def picked(target="tiny", **only):
+        cells = evaluate(target, plan_of(), runs_root=study, only=only, dry_run=True)
+        return {cell["run"] for cell in cells}
+
+    assert picked(run="rope-s0") == {"rope-s0"}
+    assert picked(encoding="learned", seed="0") == {"learned-s0"}
+    with pytest.raises(UsageError, match="no such run"):
+        picked(str(study / "tiny" / "rope-s0"), seed="1")
+
+
 def test_targets_that_cannot_be_measured(study, tmp_path, text):
     with pytest.raises(CheckpointError, match="no such file or folder"):
         evaluate("no/such/thing/there", plan_of(), runs_root=study)

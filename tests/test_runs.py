@@ -41,6 +41,24 @@ def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
         runs.claim_folder(tmp_path / "runs" / "study", ours=())
 
 
+@pytest.mark.parametrize("place", ["", "below/it"])
+def test_an_output_is_checked_before_it_is_made(tmp_path: Path, place: str) -> None:
+    assert runs.check_output(tmp_path / "a" / "b", ours=()) == tmp_path / "a" / "b"
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(UsageError, match=f"cannot be used for output .*{name} is not a folder"):
+            runs.check_output(tmp_path / name / place, ours=())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+
+
+def test_the_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/lib/pe_study/__main__.py", "train", "my recipe.yaml"])
+    assert runs.command_line() == "python -m pe_study train 'my recipe.yaml'"
+    monkeypatch.setattr("sys.argv", ["/usr/bin/pe-study", "ls"])
+    assert runs.command_line() == "pe-study ls"
+
+
 def test_empty_and_own_folders_are_claimed(tmp_path: Path) -> None:
     folder = runs.claim_folder(tmp_path / "a" / "b", ours=("DONE",))
     (folder / "DONE").touch()

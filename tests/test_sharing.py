@@ -48,4 +48,12 @@ def test_out_of_memory_on_one_process_is_a_row_on_all(tmp_path):
 def test_alone_everything_is_mine():
     assert list(sharing.mine("abcd")) == ["a", "b", "c", "d"]
     assert sharing.is_main()
+
+
+def test_the_model_goes_to_the_gpu_that_is_there(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert sharing.device() is None
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert str(sharing.device()) == "cuda:0"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert str(sharing.device()) == "cuda:1"

@@ -285,6 +285,38 @@ def test_a_plan_that_no_document_fits_is_refused_before_training(tmp_path: Path)
     assert not (tmp_path / "tiny").exists()
 
 
+@pytest.mark.parametrize(
+    ("corpus", "message"), [("no/such/text.txt", "no such file"), ("short.txt", "no document is long enough")]
+)
+def test_a_plan_without_its_text_is_refused_before_training(
+    tmp_path: Path, corpus: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text("a few words", encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        train_study(tiny_recipe(tmp_path, f"eval.corpus={corpus}"), tmp_path)
+    assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.parametrize("kernel", ["flash", "flex"])
+def test_a_kernel_that_cannot_train_here_is_refused_before_any_work(
+    tmp_path: Path, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("pe_study.train.load_data", lambda *_: pytest.fail("read the text first"))
+    with pytest.raises(RecipeError, match=rf"train.kernel: kernel {kernel} .*; these can: eager, sdpa"):
+        train_study(tiny_recipe(tmp_path, f"train.kernel={kernel}"), tmp_path)
+
+
+def test_a_folder_of_runs_that_cannot_be_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pe_study.train.load_data", lambda *_: pytest.fail("read the text first"))
+    (tmp_path / "runs").write_text("", encoding="utf-8")
+    with pytest.raises(UsageError, match="runs is not a folder"):
+        train_study(tiny_recipe(tmp_path), tmp_path / "runs")
+
+
 def test_a_stop_before_the_first_step(tmp_path: Path) -> None:
     stop = StopRequest()
     stop.requested = "SIGTERM"

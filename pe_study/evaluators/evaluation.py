@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from pe_study import checkpoints, rope_scaling
-from pe_study.errors import RescaleError
 from pe_study.evaluators import sharing, windows
 from pe_study.evaluators.cells import CellStore
 from pe_study.evaluators.jobs import Job
@@ -51,10 +50,7 @@ class Evaluation:
     def prepare(cls, subject: Subject, plan: Plan, kernel: str, texts: Texts) -> Evaluation:
         """Everything that can be refused is refused here, before anything is measured."""
         plan = plan.resolve(subject.train_length)
-        if subject.checkpoint.rotary is None and subject.recipe is None and "none" not in plan.rescales:
-            raise RescaleError(
-                f"{subject.name}: {subject.identity['encoding']} has no rotary positions; accepted: none"
-            )
+        subject.checkpoint.check_kernel(kernel, sharing.device())
         return cls(subject, plan, kernel, texts.of(subject, plan))
 
     @property

@@ -36,8 +36,8 @@ def is_main() -> bool:
 
 
 def device() -> torch.device | None:
-    """Where this process's model goes; None: where it was loaded."""
-    if num_processes() == 1 or not torch.cuda.is_available():
+    """Where this process's model goes: to its GPU; None: it stays on the CPU, where it was loaded."""
+    if not torch.cuda.is_available():
         return None
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 

@@ -7,8 +7,6 @@ that were measured on the same text, also those of runs and lengths that this ca
 from __future__ import annotations
 
 import logging
-import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from pe_study import rope_scaling, runs
+from pe_study.errors import RescaleError
 from pe_study.evaluators import cells, retrieval, sharing, summary
 from pe_study.evaluators.cells import CellStore
 from pe_study.evaluators.evaluation import Evaluation
@@ -31,6 +30,7 @@ __all__ = ["default_plan", "evaluate"]
 logger = logging.getLogger(__name__)
 
 SUMMARY = "results.json"
+OURS = (RESULTS, SUMMARY, cells.FOLDER, RETRIEVAL)  # what marks a folder as one of results
 
 
 def evaluate(
@@ -52,11 +52,13 @@ def evaluate(
     sharing.start()
     target, runs_root, texts = str(target), Path(runs_root), Texts()
     subjects = find_subjects(target, runs_root, dict(only or {}), checkpoint_options)
+    folder = Path(output) if output is not None else default_folder(target, runs_root, plan)
+    runs.check_output(folder, ours=OURS)
+    check_rescales(plan, subjects)
     evaluations = [Evaluation.prepare(subject, plan, kernel, texts) for subject in subjects]
     if dry_run:
         return [cell for evaluation in evaluations for cell in evaluation.describe()]
-    folder = Path(output) if output is not None else default_folder(target, runs_root, plan)
-    runs.claim_folder(folder, ours=(RESULTS, SUMMARY, cells.FOLDER, RETRIEVAL))
+    runs.claim_folder(folder, ours=OURS)
     store = CellStore(folder)
     with LiveTable(plan.aggregation) as table:
         frames = [frame for evaluation in evaluations for frame in evaluation.run(store, table.add)]
@@ -68,6 +70,14 @@ def evaluate(
                 retrieval.measure(evaluations, folder, fingerprints(find_study(target, runs_root)))
     sharing.wait()
     return folder
+
+
+def check_rescales(plan: Plan, subjects: Sequence[Subject]) -> None:
+    """RescaleError where a plan rescales and nothing else, and no subject has positions to rescale."""
+    if "none" not in plan.rescales and all(subject.checkpoint.rotary is None for subject in subjects):
+        said = ", ".join(f"{subject.name} ({subject.identity['encoding']})" for subject in subjects)
+        found = ", ".join(plan.rescales)
+        raise RescaleError(f"rescales: found {found}; accepted: none (no rotary positions: {said})")
 
 
 def default_folder(target: str, runs_root: Path, plan: Plan) -> Path:
@@ -106,7 +116,7 @@ def write_results(folder: Path, evaluations: Sequence[Evaluation], frames: Seque
         "model": "pe_study",
         "model_args": [dict(evaluation.subject.identity) for evaluation in evaluations],
         "plan": first.plan.model_dump(mode="json"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": runs.command_line(),
     }
     runs.write_json(folder / SUMMARY, summary.results(frame, config, notes))
 

@@ -19,7 +19,7 @@ from pe_study.plan import Plan, load_plan
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_PLAN = "evals/length.yaml"
-PICKED_BY = {"encoding": ("label", "encoding"), "seed": ("seed",)}
+PICKED_BY = {"encoding": ("label", "encoding"), "seed": ("seed",), "run": ("run",)}  # as train's --only
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def find_subjects(
             raise UsageError(f"--only picks runs of a study; {target} is a checkpoint")
         return [checkpoint_subject(target, checkpoint_options)]
     if (folder / runs.RECIPE).is_file():
-        return [run_subject(folder, checkpoint_options)]
+        return selection_of([run_subject(folder, checkpoint_options)], only)
     states = [state for state in runs.list_runs(folder) if state.folder.parent == folder]
     for state in states:
         if state.status != "done":
@@ -87,7 +87,7 @@ def find_subjects(
 
 
 def selection_of(subjects: list[Subject], only: Mapping[str, str]) -> list[Subject]:
-    """The subjects whose encoding (label or name) and seed are as `only` says. UsageError when none is."""
+    """The subjects whose encoding (label or name), seed and run `only` names. UsageError when none is."""
     picked = [subject for subject in subjects if all(_matches(subject, key, only[key]) for key in only)]
     if not picked:
         known = ", ".join(subject.name for subject in subjects)
