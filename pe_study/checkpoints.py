@@ -22,7 +22,16 @@ from pe_study.errors import CheckpointError, PEStudyError, RescaleError, UsageEr
 from pe_study.load_checks import check_causal, check_weights, refuse_past
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding", "pos_embed")
+POSITION_TABLES = (
+    "wpe",
+    "embed_positions",
+    "positions_embed",
+    "position_embeddings",
+    "position_embedding",
+    "pos_embed",
+)
+COMPUTED_TABLES = ("gptj", "codegen", "ctrl")  # built for `n_positions` rows, held in no file
+CACHE_NAMES = ("cache", "past_key_values")  # transformers 5.20 renamed the second; it takes both
 HF_KERNELS = {
     "auto": None,
     "eager": "eager",
@@ -160,8 +169,9 @@ class Checkpoint:
         check_weights(self.source, report)
         if not self.is_ours:
             check_causal(self.source, model.eval())
-            if length is not None and self.depends_on_length(rescale):
-                refuse_past(model, length, cache_name(model) or "")
+            declared = length or self.original_length
+            if declared is not None and self.depends_on_length(rescale):
+                refuse_past(model, declared, CACHE_NAMES)
         return model.eval()
 
     def _hf_options(self, rescale: str, length: int | None, kernel: str) -> dict[str, Any]:
@@ -208,7 +218,10 @@ def loading(source: str) -> Iterator[None]:
 
 
 def lift_limits(config: Any, length: int) -> None:
-    """Raise limits that only size a computed table (MPT's ALiBi), in place, before the model is built."""
+    """Raise limits that only size a computed table (MPT's ALiBi, GPT-J's angles), in place, before the model
+    is built."""
+    if config.model_type in COMPUTED_TABLES:
+        config.n_positions = max(config.n_positions, length)
     if config.model_type == "mpt" and config.attn_config.alibi:
         config.max_seq_len = max(config.max_seq_len, length)
 
@@ -223,11 +236,16 @@ def max_length(model: Any) -> int | None:
     if not isinstance(model, nn.Module):
         return None
     limits = [
-        module.num_embeddings - getattr(module, "offset", 0)
+        module.num_embeddings - _rows_before_the_first(module)
         for name, module in model.named_modules()
         if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in POSITION_TABLES
     ]
     return min(limits, default=None)
+
+
+def _rows_before_the_first(table: nn.Embedding) -> int:
+    """Rows of a position table that no position has: OPT's offset, RoBERTa's up to its padding row."""
+    return getattr(table, "offset", 0) + (0 if table.padding_idx is None else table.padding_idx + 1)
 
 
 def follows_running_length(model: Any) -> bool:
@@ -237,9 +255,20 @@ def follows_running_length(model: Any) -> bool:
 
 
 def cache_name(model: Any) -> str | None:
-    """The argument of a model's call that takes its cache: transformers 5 renamed `past_key_values`."""
+    """The argument of a model's call that takes its cache."""
     parameters = inspect.signature(model.forward).parameters
-    return next((name for name in ("cache", "past_key_values") if name in parameters), None)
+    return next((name for name in CACHE_NAMES if name in parameters), None)
+
+
+def exact_cache_name(model: Any) -> str | None:
+    """`cache_name` where what is read in parts through the cache is what is read at once, else None.
+
+    Not where frequencies follow the running length, nor where a cache is a recurrent state: transformers
+    continues those by one token at a time only.
+    """
+    if follows_running_length(model) or getattr(model, "_is_stateful", False):
+        return None
+    return cache_name(model)
 
 
 def vocabulary_size(model: Any) -> int | None:

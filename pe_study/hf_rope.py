@@ -17,6 +17,7 @@ from pe_study.errors import RescaleError
 from pe_study.rope_scaling import Rescale
 
 _LOCAL_LAYERS = ("sliding_attention", "chunked_attention")
+_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 _SIZES = ("n_positions", "max_seq_len", "max_position_embeddings", "seq_length")
 
 
@@ -82,9 +83,16 @@ def apply(config: Any, spec: str | Rescale, length: int) -> None:
 
 
 def rope_parameters(rescale: Rescale, own: dict[str, Any], geometry: Rotary, length: int) -> dict[str, Any]:
-    """transformers' `rope_parameters` for a rescale, from the checkpoint's own ones."""
-    if rescale.kind == "none":
+    """transformers' `rope_parameters` for a rescale, from the checkpoint's own ones.
+
+    A scaling that the checkpoint has itself is replaced, and stays where the rescale changes nothing.
+    """
+    if _changes_nothing(rescale, geometry, length):
         return _frozen(own, geometry, length)
+    if own.get("rope_type", "default") not in _TYPES:
+        raise RescaleError(
+            f"rescale {rescale.label}: this checkpoint turns by {own['rope_type']} frequencies (use none)"
+        )
     kept: dict[str, Any] = {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
     default = {**kept, "rope_type": "default"}
     factor = rescale.resolved_factor(geometry.original_length, length)
@@ -95,13 +103,20 @@ def rope_parameters(rescale: Rescale, own: dict[str, Any], geometry: Rotary, len
         return {**default, "rope_theta": rope_scaling.ntk_base(geometry.base, factor, geometry.rotary_dim)}
     if rescale.kind in ("ntk-by-parts", "longrope"):
         return _listed(rescale, default, geometry, length)
-    if factor == 1.0 and "attention_factor" not in options:
-        return default
     anchored = {"original_max_position_embeddings": geometry.original_length}
     extra: dict[str, Any] = {} if rescale.kind == "linear" else anchored
     if rescale.kind == "llama3":
         extra = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **anchored}
     return {**kept, "rope_type": rescale.kind, "factor": factor, **extra, **options}
+
+
+def _changes_nothing(rescale: Rescale, geometry: Rotary, length: int) -> bool:
+    """S = 1, or a length that the rescale does not act on."""
+    if rescale.kind == "dynamic":
+        return length <= geometry.original_length
+    if rescale.kind == "longrope" or "attention_factor" in dict(rescale.options):
+        return False
+    return rescale.resolved_factor(geometry.original_length, length) == 1.0
 
 
 def _listed(rescale: Rescale, default: dict[str, Any], geometry: Rotary, length: int) -> dict[str, Any]:

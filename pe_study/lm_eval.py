@@ -67,6 +67,12 @@ class PEStudyLM(HFLM):
     def _create_model(self, pretrained: str, parallelize: bool | None = False, **_: Any) -> None:
         device_map = "auto" if parallelize else None
         self._model = self.checkpoint.load(self.rescale, self.declared_length, self.kernel, device_map)
+        limit = checkpoints.max_length(self._model)
+        if limit is not None and self.declared_length > limit:
+            source = self.checkpoint.source
+            raise UsageError(
+                f"max_length: found {self.declared_length}; {source} has no position past {limit}"
+            )
         if device_map is None:
             self._model.to(self.device)
 

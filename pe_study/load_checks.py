@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,13 +29,13 @@ def check_causal(source: str, model: Any) -> None:
         )
 
 
-def refuse_past(model: Any, length: int, cache_name: str) -> None:
+def refuse_past(model: Any, length: int, cache_names: Sequence[str]) -> None:
     """Makes the model refuse (LengthError) more tokens, cached ones counted, than it was declared for."""
 
     def check(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         ids = arguments[0] if arguments else options.get("input_ids")
-        cache = options.get(cache_name)
-        past = 0 if cache is None else cache.get_seq_length()
+        caches = (options.get(name) for name in cache_names)
+        past = max((int(cache.get_seq_length()) for cache in caches if cache is not None), default=0)
         if ids is not None and past + ids.shape[-1] > length:
             raise LengthError(
                 f"{past + ids.shape[-1]} tokens cross the declared length {length}; "

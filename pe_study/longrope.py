@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +40,6 @@ def frequencies(
     return 1.0 / (factors * base**exponents), float(stated)
 
 
-@lru_cache(maxsize=16)
 def read(file: str) -> dict[str, Any]:
     """A JSON object with `short_factor` and `long_factor`; may state `factor`, `attention_factor` and
     `original_max_position_embeddings`. RescaleError where it does not."""

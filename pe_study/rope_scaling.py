@@ -46,6 +46,12 @@ KINDS: dict[str, str] = {
     "longrope": "a factor a frequency from a JSON file, short or long by the declared length (Ding 2024)",
 }
 assert KINDS.keys() == _OPTIONS.keys()
+_BETAS = (("beta_fast", 32.0), ("beta_slow", 1.0))
+_ORDERED = {  # the first must be above the second, or there is no ramp between them
+    "ntk-by-parts": _BETAS,
+    "yarn": _BETAS,
+    "llama3": (("high_freq_factor", 4.0), ("low_freq_factor", 1.0)),
+}
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,7 @@ def parse(spec: str | Rescale) -> Rescale:
     options = tuple(_option(spec, kind, part) for part in parts[len(positional) :])
     if len(dict(options)) < len(options):
         raise RescaleError(f"rescale {spec!r}: an option is given twice")
+    _check_ramp(spec, kind, dict(options))
     if kind == "longrope":
         if len(positional) != 1 or not positional[0]:
             raise RescaleError(f"rescale {spec!r}: longrope takes one JSON file of factors, longrope:FILE")
@@ -135,6 +142,15 @@ def _option(spec: str, kind: str, part: str) -> tuple[str, Any]:
     if value < 0 or (value == 0 and not key.startswith("mscale")):  # mscale 0 means: not given
         raise RescaleError(f"rescale {spec!r}: {key} must be positive, found {text}")
     return key, value
+
+
+def _check_ramp(spec: str, kind: str, given: dict[str, Any]) -> None:
+    if kind in _ORDERED:
+        (upper, high), (lower, low) = ((key, given.get(key, default)) for key, default in _ORDERED[kind])
+        if high <= low:
+            raise RescaleError(
+                f"rescale {spec!r}: {kind} needs {upper} > {lower}, found {high:g} and {low:g}"
+            )
 
 
 def _number(spec: str, key: str, text: str) -> float:
@@ -248,9 +264,7 @@ def _ntk_by_parts(
     """
     import torch
 
-    beta_fast, beta_slow = options.get("beta_fast", 32.0), options.get("beta_slow", 1.0)
-    if beta_fast <= beta_slow:
-        raise RescaleError(f"ntk-by-parts needs beta_fast > beta_slow, found {beta_fast:g} and {beta_slow:g}")
+    beta_fast, beta_slow = (options.get(key, default) for key, default in _BETAS)
     theta = base ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
     turns = original_length * theta / (2 * math.pi)
     gamma = ((turns - beta_slow) / (beta_fast - beta_slow)).clamp(0, 1)

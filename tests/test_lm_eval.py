@@ -71,3 +71,11 @@ def test_a_rescale_changes_the_frequencies_of_what_it_loads(tmp_path):
     assert lm.get_model_info()["rescale"] == "linear:4"
     with pytest.raises(UsageError, match="max_length"):
         PEStudyLM(str(path), max_length="long")
+
+
+def test_a_length_that_a_model_has_no_positions_for(tmp_path):
+    """Case 33: refused before any kernel runs."""
+    AutoModelForCausalLM.from_config(CONFIGS["gpt2"]).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="no position past 64"):
+        PEStudyLM(str(tmp_path), max_length=65)

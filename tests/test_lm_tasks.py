@@ -1,5 +1,6 @@
 """The lm-eval tasks: found by --include_path, made without a download, exactly as long as they say."""
 
+import shutil
 from pathlib import Path
 
 import lm_eval
@@ -59,6 +60,24 @@ def test_prompts_fill_the_length(task, kind, checkpoints):
         assert len(set(document["candidates"])) == 10
         assert lm_tasks.is_right(document, [f" {document['answer']}. Remember"]) == {"acc": 1.0}
         assert lm_tasks.is_right(document, [" 00000"]) == {"acc": 0.0}
+
+
+def test_a_bos_that_the_tokenizer_adds_is_counted(tmp_path, checkpoints):
+    """Case 09: one token more than the context holds, and lm-eval would cut the BOS off."""
+    from tokenizers.processors import TemplateProcessing
+
+    hf = byte_tokenizer()
+    hf.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)]
+    )
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoints["byte"], folder)
+    hf.save_pretrained(folder)
+    lm = PEStudyLM(str(folder), max_length="1k", device="cpu")
+    for document in lm_tasks.task_documents("passkey", str(folder), max_length="1k", num_samples=1)["test"]:
+        ids = lm.tok_encode(document["prompt"])
+        assert document["length"] == len(ids) == 1024 - 64
+        assert ids[0] == 256 and ids[1] != 256
 
 
 def test_length_can_be_set():

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -20,7 +20,18 @@ FINISHED = {"ok", "skipped"}
 LOCK = ".lock"
 
 
-Setting = tuple[str, str, str, int]
+class Setting(NamedTuple):
+    """What one cell measures, in four parts.
+
+    table: what must agree before rows of two evaluations may stand in one table (text, dtype, kernel,
+    version). protocol: its name. draw: what decides the targets of a sampling protocol, None for others.
+    place: the one place of the table that its rows fill.
+    """
+
+    table: tuple[Any, ...]
+    protocol: str
+    draw: tuple[Any, ...] | None
+    place: tuple[Any, ...]
 
 
 class CellStore:
@@ -47,17 +58,26 @@ class CellStore:
     def others(
         self, measured: Collection[str], fingerprints: Collection[str], settings: Collection[Setting]
     ) -> list[pd.DataFrame]:
-        """Cells that were measured before, of models that are still there, under one of the same settings.
+        """Cells that were measured before, of models that are still there, that fit `settings` in one table.
 
-        measured: names of the cells that this evaluation holds itself.
+        measured: names of the cells that this evaluation holds itself. No place is filled twice, and a
+        protocol that samples its targets has one draw: that of `settings`, else the latest.
         """
+        tables = {each.table for each in settings}
+        places = {each.place for each in settings}
+        draws = {each.protocol: each.draw for each in settings}
         found = []
-        for path in sorted(self.folder.glob("*.json")):
+        for path in sorted(
+            self.folder.glob("*.json"), key=lambda path: (-path.stat().st_mtime_ns, path.name)
+        ):
             key = read_json(path)
-            fits = key["fingerprint"] in fingerprints and setting(key) in settings
-            if fits and path.stem not in measured:
-                found.append(read_rows(self.folder, f"{path.stem}.parquet"))
-        return found
+            its = setting(key)
+            if path.stem in measured or key["fingerprint"] not in fingerprints or its.table not in tables:
+                continue
+            if its.place not in places and draws.setdefault(its.protocol, its.draw) == its.draw:
+                places.add(its.place)
+                found.append(path.stem)
+        return [read_rows(self.folder, f"{stem}.parquet") for stem in sorted(found)]
 
     @contextlib.contextmanager
     def assembling(self) -> Iterator[None]:
@@ -69,8 +89,23 @@ class CellStore:
 
 
 def setting(key: Mapping[str, Any]) -> Setting:
-    """What must agree before rows of two evaluations may stand in one table: text, dtype, kernel, version."""
-    return str(key["text"]), str(key["dtype"]), str(key["kernel"]), int(key["version"])
+    """The setting of the cell that `key` names."""
+    protocol = key["protocol"]
+    sampled = protocol["num_targets"] is not None
+    draw = tuple(protocol[part] for part in ("num_targets", "anchors", "seed"))
+    return Setting(
+        (str(key["text"]), str(key["dtype"]), str(key["kernel"]), int(key["version"])),
+        str(protocol["name"]),
+        (key["longest"], *draw) if sampled else None,
+        (
+            key["fingerprint"],
+            key["identity"]["run"],
+            key["rescale"],
+            key["length"],
+            protocol["name"],
+            protocol["stride"],
+        ),
+    )
 
 
 def name(key: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from pe_study import checkpoints, rope_scaling
+from pe_study import checkpoints, longrope, rope_scaling
 from pe_study.evaluators import sharing, windows
 from pe_study.evaluators.cells import CellStore
 from pe_study.evaluators.jobs import Job
@@ -51,6 +51,11 @@ class Evaluation:
         """Everything that can be refused is refused here, before anything is measured."""
         plan = plan.resolve(subject.train_length)
         subject.checkpoint.check_kernel(kernel, sharing.device())
+        if subject.checkpoint.rotary is not None:
+            for rescale in plan.rescales:
+                rope_scaling.frequencies(
+                    rescale, **asdict(subject.checkpoint.rotary), length=max(plan.resolve_lengths(None))
+                )
         return cls(subject, plan, kernel, texts.of(subject, plan))
 
     @property
@@ -100,6 +105,7 @@ class Evaluation:
             "rescale": cell.rescale,
             "length": cell.length,
             "protocol": asdict(cell.protocol),
+            **factors_of(cell.rescale),
         }
 
     def run(self, store: CellStore, on_cell: Callable[[pd.DataFrame], None]) -> list[pd.DataFrame]:
@@ -179,6 +185,14 @@ class Evaluation:
         if rotary is None or cell.rescale == TRUNCATION:
             return None
         return rope_scaling.parse(cell.rescale).resolved_factor(rotary.original_length, cell.length)
+
+
+def factors_of(rescale: str) -> dict[str, Any]:
+    """What decides a rescale's frequencies beside its spec: the content of longrope's file."""
+    if rescale == TRUNCATION:
+        return {}
+    file = rope_scaling.parse(rescale).file
+    return {} if file is None else {"factors": longrope.read(file)}
 
 
 def _protocol(spec: ProtocolSpec) -> windows.Protocol:

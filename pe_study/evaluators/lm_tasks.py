@@ -32,7 +32,7 @@ def task_documents(
     depths: Sequence[float] = DEPTHS,
     **model_args: Any,
 ) -> dict[str, Dataset]:
-    """The test split of a task: a prompt of `length` tokens for each depth and sample.
+    """The test split of a task: a prompt of `length` tokens, BOS counted, for each depth and sample.
 
     length: of the prompt; None: `max_length` (or 1024) less what is generated. Raises UsageError without a
     model, DataError for a length that no prompt has.
@@ -44,10 +44,11 @@ def task_documents(
     }
     checkpoint = open_checkpoint(pretrained, **named)
     tokenizer = Tokenizer(checkpoint.tokenizer(), pretrained)
-    size = _prompt_length(checkpoint, max_length, length)
+    bos = int(tokenizer.prepends_bos)  # lm-eval's tokenizer puts it in front: it counts
+    size = _prompt_length(checkpoint, max_length, length) - bos
     haystacks = Haystacks(tokenizer, longest_length=size + GENERATED)
     rows = [
-        _row(haystacks, task, length=size, depth=depth, sample=sample)
+        _row(haystacks, task, length=size, depth=depth, sample=sample) | {"length": size + bos}
         for depth in depths
         for sample in range(int(num_samples))
     ]
@@ -73,7 +74,6 @@ def _row(haystacks: Haystacks, task: str, *, length: int, depth: float, sample: 
         "prompt": text,
         "answer": prompt.answer,
         "candidates": [decode(ids).strip() for ids in prompt.candidate_ids],
-        "length": length,
         "depth": depth,
         "sample": sample,
     }

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import Any
 
 import numpy as np
 import torch
 
-from pe_study.checkpoints import follows_running_length
+from pe_study.checkpoints import exact_cache_name
 from pe_study.evaluators.scoring import model_device
 
 CHUNK = 8192
-_CACHE_NAMES = ("cache", "past_key_values")  # transformers 5.20 renamed the second to the first
 
 
 class Reader:
@@ -26,10 +24,7 @@ class Reader:
     def __init__(self, model: Any, prompt_ids: np.ndarray):
         self.model, self.device = model, model_device(model)
         self.prompt_1T = torch.from_numpy(prompt_ids)[None].to(self.device)
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_name = next((name for name in _CACHE_NAMES if name in parameters), None)
-        if follows_running_length(model):
-            self._cache_name = None
+        self._cache_name = exact_cache_name(model)
         self._cache: Any = None
         self._after_prompt_V = self._read_prompt() if self._cache_name else None
 

@@ -9,7 +9,7 @@ get the status `floor`, and say nothing about length.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from scipy.stats import binomtest
 from pe_study import rope_scaling
 from pe_study.errors import DataError, LengthError, PEStudyError
 from pe_study.evaluators import cells
-from pe_study.evaluators.evaluation import Evaluation, Models
+from pe_study.evaluators.evaluation import Evaluation, Models, factors_of
 from pe_study.evaluators.haystacks import NUM_COPIED, Haystack, Haystacks
 from pe_study.evaluators.reader import Reader
 from pe_study.evaluators.scoring import Scorer, is_out_of_memory
@@ -31,6 +31,7 @@ from pe_study.rows import RETRIEVAL, RETRIEVAL_COLUMNS, make_rows, read_rows, wr
 
 logger = logging.getLogger(__name__)
 
+Measured = tuple[Mapping[str, Any], pd.DataFrame]
 COPY = "copy"
 FOLDER = "retrieval"
 FLOOR = 0.5
@@ -52,13 +53,17 @@ def measure(
 ) -> pd.DataFrame:
     """The retrieval tasks of the evaluations' plan, written to `folder/retrieval.parquet`.
 
-    A finished cell is kept and not measured again. `fingerprints` name other models whose kept cells stay in
-    the file.
+    A finished cell is kept and not measured again. Cells that were measured before in the same way stay in
+    the file: of these models, and of others that `fingerprints` name.
     """
-    frames = [_floored(_measure_one(evaluation, folder / FOLDER)) for evaluation in evaluations]
-    measured = {evaluation.subject.fingerprint for evaluation in evaluations}
-    others = _kept(folder / FOLDER, set(fingerprints) - measured)
-    frame = pd.concat([*frames, *others], ignore_index=True)
+    cells_of = [pair for evaluation in evaluations for pair in _measure_one(evaluation, folder / FOLDER)]
+    cells_of += _kept(folder / FOLDER, fingerprints, [key for key, _ in cells_of])
+    frames: dict[tuple[str, str], list[pd.DataFrame]] = {}
+    for key, cell in cells_of:
+        frames.setdefault((key["fingerprint"], key["identity"]["run"]), []).append(cell)
+    frame = pd.concat(
+        [_floored(pd.concat(of_one, ignore_index=True)) for of_one in frames.values()], ignore_index=True
+    )
     write_rows(frame, folder, RETRIEVAL)
     return frame
 
@@ -79,31 +84,50 @@ def accuracy(frame: pd.DataFrame) -> pd.DataFrame:
     ).drop(columns="right")
 
 
-def _measure_one(evaluation: Evaluation, folder: Path) -> pd.DataFrame:
+def _measure_one(evaluation: Evaluation, folder: Path) -> list[Measured]:
     task_runner = _Tasks(evaluation)
-    frames = []
+    found: list[Measured] = []
     for cell in task_runner.cells():
         key = task_runner.key(cell)
         home = folder / cells.name(key)
         if (home / "key.json").is_file():
-            frames.append(read_rows(home, RETRIEVAL))
+            found.append((key, read_rows(home, RETRIEVAL)))
             continue
         frame = task_runner.frame(cell)
-        frames.append(frame)
+        found.append((key, frame))
         if not set(frame["status"]) & {"oom", "error"}:
             write_rows(frame, home, RETRIEVAL)
             write_json(home / "key.json", key)
-    return pd.concat(frames, ignore_index=True)
+    return found
 
 
-def _kept(folder: Path, fingerprints: Collection[str]) -> list[pd.DataFrame]:
-    """Rows of other models, with the floor of each."""
-    found: dict[str, list[pd.DataFrame]] = {}
-    for path in sorted(folder.glob("*/key.json")):
-        fingerprint = read_json(path)["fingerprint"]
-        if fingerprint in fingerprints:
-            found.setdefault(fingerprint, []).append(read_rows(path.parent, RETRIEVAL))
-    return [_floored(pd.concat(frames, ignore_index=True)) for frames in found.values()]
+def _kept(
+    folder: Path, fingerprints: Collection[str], measured: Sequence[Mapping[str, Any]]
+) -> list[Measured]:
+    """Cells of an earlier call, measured as these keys say; none twice, the latest first."""
+    models = {*fingerprints, *(key["fingerprint"] for key in measured)}
+    tables, places = [_table(key) for key in measured], [_place(key) for key in measured]
+    kept: list[Measured] = []
+    for path in sorted(
+        folder.glob("*/key.json"), key=lambda path: (-path.stat().st_mtime_ns, path.parent.name)
+    ):
+        key = read_json(path)
+        if key["fingerprint"] in models and _table(key) in tables and _place(key) not in places:
+            places.append(_place(key))
+            kept.append((key, read_rows(path.parent, RETRIEVAL)))
+    return kept
+
+
+def _table(key: Mapping[str, Any]) -> list[Any]:
+    """What must agree before two cells may stand in one table."""
+    return [
+        key[part] for part in ("version", "tokenizer", "text", "kernel", "dtype", "depths", "num_samples")
+    ]
+
+
+def _place(key: Mapping[str, Any]) -> list[Any]:
+    """The one place of the table that a cell fills."""
+    return [key["fingerprint"], key["identity"]["run"], key["task"], key["rescale"], key["length"]]
 
 
 def _floored(frame: pd.DataFrame) -> pd.DataFrame:
@@ -156,6 +180,7 @@ class _Tasks:
             "longest": max(self.evaluation.lengths) if cell.task == COPY else None,
             "depths": list(self.plan.depths),
             "num_samples": self.plan.num_samples,
+            **factors_of(cell.rescale),
         }
 
     def frame(self, cell: RetrievalCell) -> pd.DataFrame:

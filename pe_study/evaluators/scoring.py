@@ -1,7 +1,7 @@
 """From a model and windows of ids to the NLL of each scored target.
 
 A long window is read in chunks through the model's cache, so that logits are never held for a whole context:
-exact for any causal model whose positions do not follow the running length.
+exact for any causal model whose positions do not follow the running length and that keeps no recurrent state.
 Shapes: B windows, T inputs, K of them scored (the last), V vocabulary.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from pe_study.checkpoints import cache_name, follows_running_length, vocabulary_size
+from pe_study.checkpoints import exact_cache_name, vocabulary_size
 from pe_study.evaluators.reading import QUANTISED_CHUNK
 
 MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 28}  # numbers held at once: 256 MiB, 1 GiB in float32
@@ -66,7 +66,7 @@ class Scorer:
         self.is_pretrained = isinstance(model, PreTrainedModel)
         parameters = inspect.signature(model.forward).parameters if self.is_pretrained else {}  # type: ignore[attr-defined]
         self._keeps_logits = "logits_to_keep" in parameters
-        self._cache_name = cache_name(model) if self.is_pretrained else None
+        self._cache_name = exact_cache_name(model) if self.is_pretrained else None
         self._vocabulary = vocabulary_size(model) or 1
 
     def nll(self, ids_BT: np.ndarray, targets_BK: np.ndarray) -> np.ndarray:
@@ -114,7 +114,7 @@ class Scorer:
 
     @property
     def _reads_chunks(self) -> bool:
-        return self._keeps_logits and self._cache_name is not None and not follows_running_length(self.model)
+        return self._keeps_logits and self._cache_name is not None
 
     def _chunk(self, batch: int, length: int, num_scored: int) -> int:
         """Inputs a forward pass: the whole window where its logits fit and no own cache is asked for."""

@@ -68,6 +68,7 @@ def results(frame: pd.DataFrame, config: Mapping[str, Any], notes: Mapping[str, 
     """All rows in lm-eval's shape: a task for each (run, rescale, protocol), lengths as metric names."""
     tasks: dict[str, dict[str, Any]] = {}
     flags: list[dict[str, Any]] = []
+    frame = frame.assign(protocol=_protocol_names(frame))
     for (*names, length), rows in frame.groupby([*TASK_COLUMNS, "length"], sort=False, dropna=False):
         task = "/".join(str(name) for name in names)
         cell = summarise(rows, config["plan"]["aggregation"])
@@ -92,6 +93,15 @@ def results(frame: pd.DataFrame, config: Mapping[str, Any], notes: Mapping[str, 
         **runs.git_commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _protocol_names(frame: pd.DataFrame) -> pd.Series:
+    """Two strides at one length are two protocols: `sliding_128`, `sliding_256`."""
+    sliding = frame["protocol"] == "sliding"
+    strides = frame[sliding].groupby(["run", "rescale", "length"])["stride"].nunique()
+    if strides.max() > 1:
+        return frame["protocol"].where(~sliding, "sliding_" + frame["stride"].astype("string"))
+    return frame["protocol"]
 
 
 def _metrics(entry: Mapping[str, Any]) -> Iterable[str]:

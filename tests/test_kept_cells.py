@@ -1,0 +1,105 @@
+"""Results that several calls write into one folder: no target counts twice, and every length has the same."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pe_study.evaluators import cells, summary
+from pe_study.evaluators.study import evaluate
+from pe_study.plan import load_plan
+from pe_study.rows import make_rows, read_rows
+from pe_study.tokenization import byte_tokenizer
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=257, max_position_embeddings=16, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    path.write_text("a line of words, and some more of them. " * 10, encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def run(source, text, tmp_path):
+    """Evaluates into one folder; the rows that lie there afterwards."""
+
+    def evaluate_into(**keys) -> pd.DataFrame:
+        plan = {"lengths": [16], "unit": "stream", "corpus": text, "truncation": False, **keys}
+        return read_rows(evaluate(source, load_plan(plan), runs_root=tmp_path, output=tmp_path / "out"))
+
+    return evaluate_into
+
+
+def targets(frame: pd.DataFrame) -> dict:
+    return frame.groupby(["protocol", "length"])["num_tokens"].sum().to_dict()
+
+
+def test_a_longer_length_later_leaves_one_draw_of_targets(run):
+    """Case 11: exact-context draws behind the longest length, so what was drawn for a shorter one must go."""
+    run(lengths=[16, 32], protocols=["exact-context", "nonoverlapping"])
+    frame = run(lengths=[16, 64], protocols=["exact-context", "nonoverlapping"])
+    assert targets(frame) == {
+        ("exact-context", 16): 64,
+        ("exact-context", 64): 64,
+        ("nonoverlapping", 16): 399,
+        ("nonoverlapping", 32): 399,
+        ("nonoverlapping", 64): 399,
+    }
+
+
+def test_other_numbers_of_targets_replace_each_other(run):
+    draws = [{"name": "exact-context", "num_targets": count} for count in (10, 20)]
+    run(protocols=draws[:1])
+    assert targets(run(protocols=draws[1:])) == {("exact-context", 16): 20}
+    kept = {("exact-context", 16): 20, ("prefix", 16): 16}
+    assert targets(run(protocols=["prefix"])) == kept, "of a protocol that is not asked for, the latest draw"
+
+
+def test_a_changed_file_of_factors_is_measured_again(run, tmp_path):
+    file = tmp_path / "factors.json"
+    sums = []
+    for factor in (1.0, 4.0):
+        file.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [factor] * 4}))
+        frame = run(lengths=[64], rescales=[f"longrope:{file}"])
+        assert frame["num_tokens"].sum() == 399
+        sums.append(frame["nll_sum"].sum())
+    assert sums[0] != sums[1]
+
+
+def test_two_strides_are_two_protocols_in_the_summary():
+    row = {"run": "r", "rescale": "none", "length": 64, "protocol": "sliding", "num_tokens": 10}
+    row |= {"num_windows": 1, "num_skipped": 0, "status": "ok"}
+    frame = make_rows([{**row, "stride": 1, "nll_sum": 10.0}, {**row, "stride": 64, "nll_sum": 30.0}])
+    config, notes = {"plan": {"aggregation": "token"}}, {"documents": {"total": 1, "kept": 1}}
+    both = summary.results(frame, config, notes)["results"]
+    assert {task: cell["nll_64,none"] for task, cell in both.items()} == {
+        "r/none/sliding_1": 1.0,
+        "r/none/sliding_64": 3.0,
+    }
+    assert set(summary.results(frame[:1], config, notes)["results"]) == {"r/none/sliding"}
+
+
+def test_a_setting_tells_places_from_draws():
+    protocol = {"name": "sliding", "stride": 2, "num_targets": None, "anchors": None, "seed": 0}
+    key = {"text": "t", "dtype": "float32", "kernel": "auto", "version": 1, "longest": 8, "length": 4}
+    key |= {"fingerprint": "f", "identity": {"run": "r"}, "rescale": "none", "protocol": protocol}
+    one, other = cells.setting(key), cells.setting({**key, "longest": 16})
+    assert one == other and one.draw is None
+    assert cells.setting({**key, "protocol": {**protocol, "stride": 4}}).place != one.place
+    sampled = {**key, "protocol": {**protocol, "name": "exact-context", "stride": None, "num_targets": 9}}
+    assert cells.setting(sampled).draw == (8, 9, None, 0)
