@@ -49,6 +49,7 @@ def plan(
     _refuse_unknown("kernel", kernels, (*KERNELS, "auto"))
     _refuse_unknown("phase", phases, PHASES)
     _refuse_unknown("dtype", [dtype], DTYPES)
+    _refuse_unknown("device", [device], ("cpu", "cuda"))
     if sizes.d_model % sizes.num_heads or sizes.num_heads % sizes.num_kv_heads:
         raise UsageError(
             f"bench: {sizes.num_heads} heads must divide the width {sizes.d_model} and be a multiple of "

@@ -272,7 +272,7 @@ app.add_typer(cli_tools.app)
 
 def _command(argv: Sequence[str] | None) -> int:
     try:
-        code = app(argv, prog_name=terminal.PROGRAM, standalone_mode=False)
+        code = app(argv or ["--help"], prog_name=terminal.PROGRAM, standalone_mode=False)
     except typer.TyperException as error:
         terminal.complain(error.format_message())
         return error.exit_code

@@ -41,6 +41,10 @@ class DataError(PEStudyError):
     exit_code = 3
 
 
+class DamagedError(DataError, ValueError):
+    """A file of ours that is no longer what was written."""
+
+
 class CheckpointError(PEStudyError):
     """A checkpoint that is missing, damaged, gated or of the wrong kind."""
 

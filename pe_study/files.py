@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pe_study.errors import DamagedError
+
 
 @contextlib.contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
@@ -45,5 +47,14 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def read_json(path: Path | str) -> Any:
-    """Read a JSON file."""
-    return json.loads(Path(path).read_text(encoding="utf-8"))
+    """Read a JSON file. DamagedError naming it where it holds something else."""
+    text = Path(path).read_bytes()
+    return parse_json(text, str(path))
+
+
+def parse_json(text: str | bytes, place: str) -> Any:
+    """The value of a JSON text. DamagedError naming its place where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DamagedError(f"{place}: damaged, not JSON ({error}); delete it to make it anew") from None

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_study.errors import UsageError
-from pe_study.files import read_json, write_json, write_text
+from pe_study.files import parse_json, read_json, write_json, write_text
 from pe_study.rows import RETRIEVAL_COLUMNS, ROW_COLUMNS, make_rows, read_rows, write_rows
 
 if TYPE_CHECKING:
@@ -159,12 +159,13 @@ class Metrics:
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`; a last line that a crash cut short is left out."""
+    """The lines of a run's `metrics.jsonl`; a last line that a crash cut short is left out. DamagedError
+    naming another that cannot be read."""
     path = Path(folder) / METRICS
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    return [parse_json(line, f"{path}:{number}") for number, line in enumerate(lines[:-1], start=1)]
 
 
 def _line(row: Mapping[str, Any]) -> str:

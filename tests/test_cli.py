@@ -95,6 +95,10 @@ def test_help_fits_eighty_columns_and_gives_an_example(pe: Callable[..., Result]
         assert all(f"  {name} " in result.out for name in COMMANDS)
 
 
+def test_no_words_at_all_are_a_call_for_help(pe: Callable[..., Result]) -> None:
+    assert pe() == pe("--help")
+
+
 def test_help_and_version_load_nothing_heavy() -> None:
     code = (
         "import sys, pe_study.cli\n"
@@ -138,6 +142,7 @@ def test_every_plan_key_is_a_flag(pe: Callable[..., Result]) -> None:
         (["bench", "--phases", "trian"], ["--phases", "trian", "train"]),
         (["bench", "--sizes", "d_modl=8"], ["--sizes", "d_modl", "d_model"]),
         (["bench", "--lengths", "4x"], ["--lengths", "4x"]),
+        (["bench", "--device", "tpu"], ["device", "tpu", "cuda"]),
         (["sweep", "tiny.yaml", "--executor", "local", "--slurm", "x"], ["--slurm", "timeout_min"]),
         (["validate", "."], ["folder"]),
         (["eval", "x", "--lengths"], ["--lengths"]),

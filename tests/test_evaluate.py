@@ -223,6 +223,12 @@ def test_only_picks_as_it_does_in_training(study):
 def test_targets_that_cannot_be_measured(study, tmp_path, text):
     with pytest.raises(CheckpointError, match="no such file or folder"):
         evaluate("no/such/thing/there", plan_of(), runs_root=study)
+    with pytest.raises(CheckpointError, match='no such study or run; did you mean "tiny"'):
+        evaluate(f"{study}/tiyn", plan_of(), runs_root=study)
+    with pytest.raises(CheckpointError, match='no such study or run; did you mean "rope-s0"'):
+        evaluate(f"{study}/tiny/rope-s1", plan_of(), runs_root=study)
+    with pytest.raises(CheckpointError, match=r"a folder of studies; name one of them \(tiny\)"):
+        evaluate(str(study), plan_of(), runs_root=study)
     with pytest.raises(UsageError, match="did you mean"):
         evaluate("tiny", plan_of(), runs_root=study, only={"encodin": "rope"})
     with pytest.raises(UsageError, match="no such run"):

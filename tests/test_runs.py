@@ -28,6 +28,18 @@ def test_json_is_strict(tmp_path: Path, value: object) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "DONE").write_text("", encoding="utf-8")
+    with pytest.raises(DataError, match="DONE: damaged, not JSON"):
+        runs.read_json(tmp_path / "DONE")
+    (tmp_path / "DONE").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(DataError, match="DONE: damaged, not JSON"):
+        runs.read_json(tmp_path / "DONE")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\noops\n{"step": 3}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"metrics.jsonl:2: damaged"):
+        runs.read_metrics(tmp_path)
+
+
 def test_a_folder_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match="not empty and not ours"):

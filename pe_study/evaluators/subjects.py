@@ -71,6 +71,7 @@ def find_subjects(
     if folder is None:
         if only:
             raise UsageError(f"--only picks runs of a study; {target} is a checkpoint")
+        refuse_misspelt(target)
         return [checkpoint_subject(target, checkpoint_options)]
     if (folder / runs.RECIPE).is_file():
         return selection_of([run_subject(folder, checkpoint_options)], only)
@@ -84,6 +85,20 @@ def find_subjects(
     if not found:
         raise CheckpointError(f"{folder}: no finished run there; train it first (pe-study train)")
     return selection_of(found, only)
+
+
+def refuse_misspelt(target: str) -> None:
+    """CheckpointError for a folder of studies, and for a name beside studies or runs that is not there."""
+    path = Path(target)
+    around = path if path.is_dir() else path.parent
+    if path.exists() != path.is_dir() or (path.parent == Path() and not path.exists()):
+        return  # a file, or a word that may be the name of a checkpoint
+    names = sorted({recipe.relative_to(around).parts[0] for recipe in around.glob(f"*/*/{runs.RECIPE}")})
+    names += sorted(recipe.parent.name for recipe in around.glob(f"*/{runs.RECIPE}"))
+    if names and path.is_dir():
+        raise CheckpointError(f"{target}: a folder of studies; name one of them ({', '.join(names)})")
+    if names:
+        raise CheckpointError(f"{target}: no such study or run; {did_you_mean(path.name, names)}")
 
 
 def selection_of(subjects: list[Subject], only: Mapping[str, str]) -> list[Subject]:
