@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import TextIO
 
 from pe_study.errors import Interrupted, PEStudyError, UsageError
@@ -17,6 +21,7 @@ PROGRAM = "pe-study"
 DEBUG = "PE_STUDY_DEBUG"
 STOPPED = "stopped; the same command continues with what is unfinished"
 FULL = os.strerror(errno.ENOSPC)
+_ENDING = (signal.SIGTERM, signal.SIGUSR2)
 OUTPUT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 
 
@@ -52,7 +57,8 @@ def guarded(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] 
     """Run `command(argv)` and return its exit code; whatever goes wrong becomes a line or two on stderr."""
     _prepare_streams()
     try:
-        code = command(argv)
+        with _stopped_by_signals():
+            code = command(argv)
         sys.stdout.flush()
     except PEStudyError as error:
         complain(str(error))
@@ -66,6 +72,22 @@ def guarded(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] 
     except Exception as error:
         return _cannot_write(error) if _is_about_output(error) else _our_fault(error)
     return code
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGUSR2 end a command as Ctrl-C does; training, which finishes its step, has its own."""
+    in_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, _interrupt) for number in _ENDING if in_main}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _is_about_output(error: Exception) -> bool:

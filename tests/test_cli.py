@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -180,6 +181,16 @@ def test_each_error_has_its_exit_code(
 
     monkeypatch.setattr(listing, "listed", fail)
     assert_refused(pe("ls", "runs"), code, "pe-study: ", *str(error).split("\n")[:1] if code != 2 else [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
+def test_signals_end_a_command_that_can_be_typed_again(
+    pe: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    before = signal.getsignal(number)
+    monkeypatch.setattr(listing, "listed", lambda *_: os.kill(os.getpid(), number))
+    assert_refused(pe("ls", "runs"), 75, "the same command continues")
+    assert signal.getsignal(number) is before
 
 
 def test_a_fault_of_ours_shows_its_traceback_when_asked(
