@@ -19,6 +19,7 @@ from pe_study.palette import CONTROL, Look
 CUT = math.log(3)  # curves are cut at the worst loss up to the training length and this much more (nats)
 Looks = Mapping[str, Look]
 DOTTED = " Dotted: the same targets with the context cut to the training length."
+LEVEL = " Dotted: the value at the training length, carried on."
 
 
 def length_figure(curves: pd.DataFrame, metric: str, protocol: str, looks: Looks) -> Figure | None:
@@ -161,8 +162,8 @@ def truncated_rows(curves: pd.DataFrame, protocol: str) -> pd.DataFrame:
 
 
 def _dotted(truncated: pd.DataFrame) -> str:
-    """The words for the truncation line, where one was evaluated."""
-    return "" if truncated.empty else DOTTED
+    """The words for the dotted lines: the truncation line where one was evaluated, else a level."""
+    return LEVEL if truncated.empty else DOTTED
 
 
 def drawable(shown: pd.DataFrame, metric: str) -> bool:
