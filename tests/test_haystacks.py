@@ -6,7 +6,7 @@ from tokenizers_of_all_kinds import TOKENIZERS
 
 from pe_study.data import Document, Tokenizer
 from pe_study.errors import DataError
-from pe_study.evaluators.haystacks import LEVELS, NUM_CANDIDATES, Haystacks
+from pe_study.evaluators.haystacks import LEVELS, NUM_CANDIDATES, Haystacks, answers
 from pe_study.tokenization import _train, _wrap, byte_tokenizer
 
 PROSE = ["The special magic number for amber river is 12345. What is the pass key? There and back again."] * 3
@@ -125,3 +125,19 @@ def test_copy_differs_in_its_first_occurrence_alone(bos_token_id):
 def test_vocabulary_without_digits_cannot_be_asked():
     with pytest.raises(DataError, match="cannot tell ten values apart"):
         haystacks(TOKENIZERS["WordPiece"]).build("passkey", length=3000, depth=0.5, sample=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("12345", True),
+        (" 12345. Remember it.", True),
+        ("12345\n", True),
+        ("123457", False),
+        ("12345-6", False),
+        ("1234", False),
+        ("The pass key is 12345", False),
+    ],
+)
+def test_an_answer_is_the_whole_word(text: str, right: bool) -> None:
+    assert answers(text, "12345") is right

@@ -46,6 +46,11 @@ _HEAD = (
 _FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 
 
+def answers(text: str, answer: str) -> bool:
+    """Whether a generated text begins with the answer and not with a longer word that begins so."""
+    return re.match(re.escape(answer) + r"(?![\w-])", text.strip()) is not None
+
+
 @dataclass(frozen=True)
 class Level:
     """What one task hides: where, under how many false keys, and values drawn by `draw`."""

@@ -14,7 +14,7 @@ from datasets import Dataset
 from pe_study.checkpoints import Checkpoint, open_checkpoint
 from pe_study.data import Tokenizer
 from pe_study.errors import UsageError
-from pe_study.evaluators.haystacks import Haystack, Haystacks
+from pe_study.evaluators.haystacks import Haystack, Haystacks, answers
 from pe_study.leaves import parse_length
 
 GENERATED = 64  # max_gen_toks of the tasks
@@ -57,7 +57,7 @@ def task_documents(
 
 def is_right(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """1 where the generated text begins with the answer."""
-    return {"acc": float(results[0].strip().startswith(doc["answer"]))}
+    return {"acc": float(answers(results[0], doc["answer"]))}
 
 
 def _prompt_length(checkpoint: Checkpoint, max_length: int | str | None, length: int | str | None) -> int:

@@ -22,7 +22,7 @@ from pe_study import rope_scaling
 from pe_study.errors import DataError, LengthError, PEStudyError
 from pe_study.evaluators import cells
 from pe_study.evaluators.evaluation import Evaluation, Models, factors_of
-from pe_study.evaluators.haystacks import NUM_COPIED, Haystack, Haystacks
+from pe_study.evaluators.haystacks import NUM_COPIED, Haystack, Haystacks, answers
 from pe_study.evaluators.reader import Reader
 from pe_study.evaluators.scoring import Scorer, is_out_of_memory
 from pe_study.evaluators.texts import bos_token_id
@@ -264,7 +264,7 @@ def score_needle(model: Any, prompt: Haystack, tokenizer: Any) -> dict[str, Any]
     return {
         "depth": prompt.depth,
         "sample": prompt.sample,
-        "correct": tokenizer.hf.decode(generated).strip().startswith(prompt.answer),
+        "correct": answers(tokenizer.hf.decode(generated), prompt.answer),
         "target_logprob": logprobs[0],
         "rank": 1 + sum(logprob >= logprobs[0] for logprob in logprobs[1:]),
         "status": "ok",
