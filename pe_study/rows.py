@@ -16,6 +16,7 @@ from pe_study.errors import DataError
 from pe_study.files import replacing
 
 RESULTS, RETRIEVAL = "results.parquet", "retrieval.parquet"
+DIAGNOSTICS = "diagnostics.parquet"
 
 # pandas' nullable types: a number that is unknown is null, never 0 and never a NaN that looks computed.
 _SUBJECT = {
@@ -65,6 +66,34 @@ RETRIEVAL_COLUMNS: Mapping[str, str] = {
     "target_logprob": "Float64",
     "rank": "Int64",
     "gain": "Float64",
+    "status": "string",
+}
+# Two kinds of rows in one long table. `distance_lo` null: entropy_ratio, max_logit and mass_beyond of the queries in
+# a position bin. Else `mass` is the mean attention mass of those queries on keys at distances
+# [distance_lo, distance_hi), which together cover all. Bins of positions are those of results.parquet (context sizes,
+# powers of two). `query_step` k: from context 128 on, every k-th query was measured.
+DIAGNOSTICS_COLUMNS: Mapping[str, str] = {
+    **_SUBJECT,
+    "control": "string",
+    "train_length": "Int64",
+    "length": "Int64",
+    "corpus": "string",
+    "corpus_hash": "string",
+    "tokenizer_hash": "string",
+    "bos": "boolean",
+    "num_documents": "Int64",
+    "query_step": "Int64",
+    "layer": "Int64",
+    "head": "Int64",
+    "position_lo": "Int64",
+    "position_hi": "Int64",
+    "num_queries": "Int64",
+    "entropy_ratio": "Float64",
+    "max_logit": "Float64",
+    "mass_beyond": "Float64",
+    "distance_lo": "Int64",
+    "distance_hi": "Int64",
+    "mass": "Float64",
     "status": "string",
 }
 
