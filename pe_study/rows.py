@@ -15,8 +15,9 @@ import pandas as pd
 from pe_study.errors import DataError
 from pe_study.files import replacing
 
-RESULTS, RETRIEVAL = "results.parquet", "retrieval.parquet"
+RESULTS, RETRIEVAL, OVER_TRAINING = "results.parquet", "retrieval.parquet", "over_training.parquet"
 DIAGNOSTICS = "diagnostics.parquet"
+NO_CONTROL = "none"  # `control` of a plain measurement; else such as `far_context=shuffled`
 
 # pandas' nullable types: a number that is unknown is null, never 0 and never a NaN that looks computed.
 _SUBJECT = {
@@ -36,8 +37,10 @@ ROW_COLUMNS: Mapping[str, str] = {
     **_SUBJECT,
     "protocol": "string",
     "stride": "Int64",
+    "control": "string",
     "train_length": "Int64",
     "length": "Int64",
+    "length_bytes": "Int64",
     "corpus": "string",
     "corpus_hash": "string",
     "tokenizer_hash": "string",
@@ -54,6 +57,14 @@ ROW_COLUMNS: Mapping[str, str] = {
     "window_mean_sum": "Float64",
     "num_skipped": "Int64",
     "status": "string",
+}
+# Rows of snapshots on the way, in a file of their own since results.parquet holds finished runs alone: `step`
+# updates made, `trained_tokens` seen by then, `device_hours` of updates (over all devices).
+OVER_TRAINING_COLUMNS: Mapping[str, str] = {
+    **ROW_COLUMNS,
+    "step": "Int64",
+    "trained_tokens": "Int64",
+    "device_hours": "Float64",
 }
 RETRIEVAL_COLUMNS: Mapping[str, str] = {
     **_SUBJECT,
@@ -96,24 +107,31 @@ DIAGNOSTICS_COLUMNS: Mapping[str, str] = {
     "mass": "Float64",
     "status": "string",
 }
+_FILES = {
+    RETRIEVAL: RETRIEVAL_COLUMNS,
+    OVER_TRAINING: OVER_TRAINING_COLUMNS,
+    DIAGNOSTICS: DIAGNOSTICS_COLUMNS,
+}
+_LATER = {"control": NO_CONTROL, "length_bytes": None}  # columns that older files lack, and what they mean
 
 
 def make_rows(
     records: Sequence[Mapping[str, Any]] | pd.DataFrame, columns: Mapping[str, str] = ROW_COLUMNS
 ) -> pd.DataFrame:
-    """A frame of exactly `columns` in order, typed; columns that no record has are null.
+    """A frame of exactly `columns` in order, typed; columns that no record has are null (`control`: none).
 
     An unknown column is a mistake of the caller (AssertionError), not of the user.
     """
     frame = pd.DataFrame(records)
     unknown = set(frame.columns) - set(columns)
     assert not unknown, f"not columns of a row: {sorted(unknown)}"
-    return frame.reindex(columns=list(columns)).astype(dict(columns))
+    frame = frame.reindex(columns=list(columns)).astype(dict(columns))
+    return frame.assign(control=frame["control"].fillna(NO_CONTROL)) if "control" in columns else frame
 
 
 def write_rows(frame: pd.DataFrame, folder: Path | str, name: str = RESULTS) -> Path:
     """Write rows to `folder/name` atomically (Parquet); returns the path."""
-    columns = RETRIEVAL_COLUMNS if name == RETRIEVAL else ROW_COLUMNS
+    columns = _FILES.get(name, ROW_COLUMNS)
     path = Path(folder) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as beside:
@@ -130,8 +148,8 @@ def read_rows(folder: Path | str, name: str = RESULTS) -> pd.DataFrame:
         raise DataError(f"{path}: no results there; run `pe-study eval` first") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
-    columns = RETRIEVAL_COLUMNS if name == RETRIEVAL else ROW_COLUMNS
-    missing = [column for column in columns if column not in frame]
+    columns = _FILES.get(name, ROW_COLUMNS)
+    missing = [column for column in columns if column not in frame and column not in _LATER]
     if missing:
         raise DataError(f"{path}: not our results, or of another version (no column {', '.join(missing)})")
-    return make_rows(frame[list(columns)], columns)
+    return make_rows(frame.reindex(columns=list(columns)), columns)

@@ -14,7 +14,15 @@ import pandas as pd
 import yaml
 
 from pe_study.errors import DataError, UsageError
-from pe_study.rows import RESULTS, RETRIEVAL, ROW_COLUMNS, make_rows, read_rows
+from pe_study.rows import (
+    NO_CONTROL,
+    OVER_TRAINING,
+    RESULTS,
+    RETRIEVAL,
+    ROW_COLUMNS,
+    make_rows,
+    read_rows,
+)
 from pe_study.runs import DONE, METRICS, PROVENANCE, RECIPE, is_done
 
 SUMMARY = "results.json"
@@ -71,13 +79,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation plan's results: rows of a results.parquet, its summary file and its retrieval rows."""
+    """One evaluation plan's results: rows of a results.parquet, its summary file and its retrieval rows.
+
+    controls: rows measured under a control, which stand in no table of plain ones. over_training: rows of
+    snapshots, `rows.OVER_TRAINING_COLUMNS`.
+    """
 
     plan: str
     folder: Path
     rows: pd.DataFrame
     summary: Mapping[str, Any]
     retrieval: pd.DataFrame | None = None
+    controls: pd.DataFrame | None = None
+    over_training: pd.DataFrame | None = None
 
     @property
     def notes(self) -> Mapping[str, Any]:
@@ -148,13 +162,20 @@ def _evaluations(path: Path) -> tuple[Evaluation, ...]:
 def _read_evaluation(folder: Path) -> Evaluation:
     rows = read_rows(folder) if (folder / RESULTS).is_file() else pd.DataFrame(columns=list(ROW_COLUMNS))
     summary = folder / SUMMARY
+    controlled = (rows["control"] != NO_CONTROL).fillna(False).to_numpy(bool)
     return Evaluation(
         plan=folder.name,
         folder=folder,
-        rows=plain(rows),
+        rows=plain(rows[~controlled]),
         summary=_parse(summary, json.loads) if summary.is_file() else {},
         retrieval=read_rows(folder, RETRIEVAL) if (folder / RETRIEVAL).is_file() else None,
+        controls=plain(rows[controlled]) if controlled.any() else None,
+        over_training=_read_over_training(folder),
     )
+
+
+def _read_over_training(folder: Path) -> pd.DataFrame | None:
+    return plain(read_rows(folder, OVER_TRAINING)) if (folder / OVER_TRAINING).is_file() else None
 
 
 def plain(rows: pd.DataFrame) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pe_study import runs
+from pe_study.rows import NO_CONTROL
 
 OK = ("ok", "skipped")
 TASK_COLUMNS = ("run", "rescale", "protocol")
@@ -96,12 +97,14 @@ def results(frame: pd.DataFrame, config: Mapping[str, Any], notes: Mapping[str, 
 
 
 def _protocol_names(frame: pd.DataFrame) -> pd.Series:
-    """Two strides at one length are two protocols: `sliding_128`, `sliding_256`."""
-    sliding = frame["protocol"] == "sliding"
+    """Two strides at one length are two protocols: `sliding_128`, `sliding_256`; a control has its own name:
+    `exact-context_far_context=shuffled`."""
+    names = frame["protocol"].astype("string")
+    sliding = names == "sliding"
     strides = frame[sliding].groupby(["run", "rescale", "length"])["stride"].nunique()
     if strides.max() > 1:
-        return frame["protocol"].where(~sliding, "sliding_" + frame["stride"].astype("string"))
-    return frame["protocol"]
+        names = names.where(~sliding, "sliding_" + frame["stride"].astype("string"))
+    return names.where(frame["control"] == NO_CONTROL, names + "_" + frame["control"])
 
 
 def _metrics(entry: Mapping[str, Any]) -> Iterable[str]:
