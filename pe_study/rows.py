@@ -79,10 +79,10 @@ RETRIEVAL_COLUMNS: Mapping[str, str] = {
     "gain": "Float64",
     "status": "string",
 }
-# Two kinds of rows in one long table. `distance_lo` null: entropy_ratio, max_logit and mass_beyond of the queries in
-# a position bin. Else `mass` is the mean attention mass of those queries on keys at distances
-# [distance_lo, distance_hi), which together cover all. Bins of positions are those of results.parquet (context sizes,
-# powers of two). `query_step` k: from context 128 on, every k-th query was measured.
+# Two kinds of rows in one long table. `distance_lo` null: entropy_ratio, max_logit and mass_beyond of the
+# queries in a position bin. Else `mass` is the mean attention mass of those queries on keys at distances
+# [distance_lo, distance_hi), which together cover all. Bins of positions are those of results.parquet
+# (context sizes, powers of two). `query_step` k: from index 128 on, every k-th query was measured.
 DIAGNOSTICS_COLUMNS: Mapping[str, str] = {
     **_SUBJECT,
     "control": "string",
