@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from pe_study import likeness
 from pe_study.captions import listed
 from pe_study.studies import Study
 from pe_study.tables import LOST, SERIES, TRUNCATION
@@ -19,10 +20,12 @@ def cautions(studies: Sequence[Study], rows: pd.DataFrame, curves: pd.DataFrame)
         *_lost(rows),
         *_untrained(rows),
         *_targets(rows),
-        *_corpora(rows),
+        *likeness.cautions(rows),
         *_kernels(rows),
         *_nothing_slid(rows),
         *_packing(studies),
+        *_short_context(studies),
+        *_seen(studies),
         *_missing(rows),
         *_unfinished(studies),
         *_devices(studies),
@@ -91,19 +94,6 @@ def _targets(rows: pd.DataFrame) -> list[str]:
     return said
 
 
-def _corpora(rows: pd.DataFrame) -> list[str]:
-    said = []
-    for protocol, part in rows.groupby("protocol", observed=True):
-        for column, what, but in (
-            ("corpus_hash", "corpora", "they are not like for like"),
-            ("tokenizer_hash", "tokenizers", "compare them in bits per byte only"),
-            ("unit", "units of text", "they are not like for like"),
-        ):
-            if part[column].nunique() > 1:
-                said.append(f"{protocol}: rows are over {part[column].nunique()} different {what}; {but}.")
-    return said
-
-
 def _kernels(rows: pd.DataFrame) -> list[str]:
     pairs = rows.loc[rows["kernel"] != "", ["kernel", "dtype"]].drop_duplicates().astype(str)
     used = sorted(" ".join(pair).strip() for pair in pairs.to_numpy())
@@ -137,6 +127,38 @@ def _packing(studies: Sequence[Study]) -> list[str]:
     ]
 
 
+def _short_context(studies: Sequence[Study]) -> list[str]:
+    """Trainings whose chunks mostly hold short documents: "trained at length L" says too much of them."""
+    said = []
+    for study in studies:
+        for run in study.runs:
+            context, length = run.provenance.get("context"), run.train.get("length")
+            if context and length and context["p50"] < length / 2:
+                said.append(
+                    f"{study.name}: trained at length {length:,}, but half of the training targets had at most "
+                    f"{context['p50']:,} tokens of their own document before them (nine of ten at most "
+                    f"{context['p90']:,}): it has mostly seen less."
+                )
+    return list(dict.fromkeys(said))
+
+
+def _seen(studies: Sequence[Study]) -> list[str]:
+    """Text that the models saw in training, or may have seen."""
+    said = []
+    for study in studies:
+        for evaluation in study.evaluations:
+            documents = evaluation.notes.get("documents") or {}
+            names = documents.get("overlap") or []
+            if names:
+                said.append(
+                    f"{study.name}, {evaluation.plan}: {len(names)} of the documents measured on were also "
+                    f"trained on ({', '.join(names[:3])}{', …' * (len(names) > 3)})."
+                )
+            if documents.get("may_be_seen"):
+                said.append(f"{documents['may_be_seen']}.")
+    return list(dict.fromkeys(said))
+
+
 def _missing(rows: pd.DataFrame) -> list[str]:
     """Cells that some labels or seeds have and others lack, per study and protocol."""
     said = []
@@ -168,8 +190,8 @@ def _unfinished(studies: Sequence[Study]) -> list[str]:
     ]
     said = [f"Training not finished: {', '.join(running)}."] if running else []
     for study in studies:
-        rows = study.rows
-        evaluated = set(zip(rows["label"].astype(str), rows["seed"], strict=True))
+        seen = [ev.rows[["label", "seed"]].drop_duplicates() for ev in study.evaluations]
+        evaluated = {(str(label), seed) for pairs in seen for label, seed in pairs.to_numpy()}
         absent = [run.run_id for run in study.runs if run.done and (run.label, run.seed) not in evaluated]
         said += [f"Trained but not evaluated: {', '.join(absent)}."] if absent else []
     return said

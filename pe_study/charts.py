@@ -10,10 +10,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from pe_study.captions import caption
+from pe_study.captions import caption, slug
 from pe_study.comparisons import Comparison, Decomposition, comparison_table, decomposition_table
 from pe_study.curves import Line, draw_lines, limits_of, number
-from pe_study.drawing import GRID, INK, MUTED, PAPER, Canvas, Figure
+from pe_study.drawing import GRID, INK, MUTED, PAPER, SIZES, Canvas, Figure
 from pe_study.palette import CONTROL, Look
 
 Looks = Mapping[str, Look]
@@ -23,14 +23,19 @@ def training_figure(training: pd.DataFrame, looks: Looks) -> Figure | None:
     """Training loss by step, mean over the seeds of a label, as a running mean (the CSV has every step)."""
     if training.empty:
         return None
-    mean = training.groupby(["label", "step"], as_index=False)["loss"].mean()
-    parts = {label: part for label in looks if len(part := mean[mean["label"] == label])}
+    mean = training.groupby(["study", "label", "step"], as_index=False)["loss"].mean()
+    several = mean["study"].nunique() > 1
+    parts = {
+        f"{label}, {study}" if several else label: (looks[label], part)
+        for label in looks
+        for study, part in mean[mean["label"] == label].groupby("study")
+    }
 
     lines = []
-    for label, part in parts.items():
+    for name, (look, part) in parts.items():
         smooth = part["loss"].rolling(max(1, len(part) // 40), min_periods=1, center=True).mean()
-        look = Look(looks[label].light, looks[label].dark, looks[label].dash, "")
-        lines.append(Line(label, part["step"].to_numpy(float), smooth.to_numpy(), look))
+        plain = Look(look.light, look.dark, look.dash, "")
+        lines.append(Line(name, part["step"].to_numpy(float), smooth.to_numpy(), plain))
     last_step = mean["step"].max()
     limits = limits_of(lines, float(mean[mean["step"] >= last_step * 0.1]["loss"].max()) + 0.05)
 
@@ -41,8 +46,8 @@ def training_figure(training: pd.DataFrame, looks: Looks) -> Figure | None:
         axes.set_xlim(0, last_step)
         draw_lines(axes, lines, canvas, limits)
 
-    seeds = training.groupby("label")["seed"].nunique().max()
-    last = ", ".join(f"{label} {number(part['loss'].iloc[-1])}" for label, part in parts.items())
+    seeds = training.groupby(["study", "label"])["seed"].nunique().max()
+    last = ", ".join(f"{name} {number(part['loss'].iloc[-1])}" for name, (_, part) in parts.items())
     return Figure(
         name="training",
         title="Training loss",
@@ -54,8 +59,13 @@ def training_figure(training: pd.DataFrame, looks: Looks) -> Figure | None:
     )
 
 
-def differences_figure(found: Sequence[Comparison], looks: Looks, curves: pd.DataFrame) -> Figure | None:
-    """Each encoding against the control (or the first one) at the declared lengths, with intervals."""
+def differences_figure(
+    found: Sequence[Comparison], looks: Looks, curves: pd.DataFrame, num_tests: int, suffix: str = ""
+) -> Figure | None:
+    """Each encoding of a study against the control (or the first one), at the declared lengths.
+
+    num_tests: what Holm's correction was over. suffix: the study, where there are several.
+    """
     against = CONTROL if any(CONTROL in (one.label, one.other) for one in found) else None
     against = against or (found[0].label if found else None)
     chosen = [_from(one, against) for one in found if against in (one.label, one.other)]
@@ -67,30 +77,31 @@ def differences_figure(found: Sequence[Comparison], looks: Looks, curves: pd.Dat
 
     def draw(canvas: Canvas) -> None:
         panels = canvas.axes(len(lengths) if canvas.narrow else 1, 1 if canvas.narrow else len(lengths))
-        room = 0.62 * canvas.points * max(map(len, labels)) / 72 + 0.1
-        canvas.sheet.subplots_adjust(left=room / canvas.sheet.get_figwidth(), wspace=0.12)
+        canvas.reserve_left(labels)
+        named = len(lengths) - 1 if canvas.narrow else len(lengths) // 2
         for place, (axes, length) in enumerate(zip(panels, lengths, strict=True)):
             here = [one for one in chosen if one[1] == length]
-            _forest(axes, here, labels, looks, canvas, names=canvas.narrow or place == 0)
+            named_rows(axes, labels, names=canvas.narrow or place == 0)
+            _forest(axes, here, labels, looks, canvas)
             axes.set_title(f"length {length:,}")
-            axes.set_xlabel(f"loss minus that of {against}, nats" if place == len(lengths) // 2 else "")
+            axes.set_xlabel(f"loss minus that of {against}, nats" if place == named else "")
 
     level = found[0].level
     what = "paired over documents, these runs" if level == "a" else "over seeds"
     protocol = found[0].protocol
     return Figure(
-        name="differences",
-        title=f"Difference from {against} ({protocol})",
+        name=f"differences{suffix and '-' + slug(suffix)}",
+        title=f"Difference from {against} ({protocol}{suffix and ', ' + suffix})",
         caption=caption(
             curves[(curves["protocol"] == protocol) & (curves["rescale"] == "none")], protocol, bands=False
         )
         + f" Left of zero is better than {against}. 95 % intervals {what}; filled: differs from {against} "
-        f"after Holm's correction over all {len(found)} pairs and lengths, hollow: not shown to differ.",
+        f"after Holm's correction over all {num_tests} pairs and lengths, hollow: not shown to differ.",
         alt="; ".join(f"{label} {value:+.3f} nats at {n:,}" for label, n, value, *_ in chosen),
         table=comparison_table(found),
         draw=draw,
-        height=0.75,
-        narrow_height=0.6 * len(lengths) + 0.3,
+        height=of_rows(labels, 0.75),
+        narrow_height=of_rows(labels, 0.6, narrow=True) * len(lengths) + 0.3,
     )
 
 
@@ -102,9 +113,16 @@ def _from(one: Comparison, against: str | None) -> tuple[str, int, float, float,
     return one.other, one.length, -one.interval.estimate, -high, -low, one.differs
 
 
-def _forest(
-    axes: Axes, here: Sequence[tuple], labels: Sequence[str], looks: Looks, canvas: Canvas, *, names: bool
-) -> None:
+def named_rows(axes: Axes, labels: Sequence[str], *, names: bool = True) -> None:
+    """A row a label, from the top down; `names` only where no panel to the left has them."""
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_yticks(range(len(labels)), labels if names else [""] * len(labels))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(True, axis="x")
+    axes.grid(False, axis="y")
+
+
+def _forest(axes: Axes, here: Sequence[tuple], labels: Sequence[str], looks: Looks, canvas: Canvas) -> None:
     """A row a label: the estimate and its interval. A value far outside the others is cut and written."""
     values = np.array([one[2] for one in here])
     reach = max(4 * float(np.median(np.abs(values))), 0.02)
@@ -124,16 +142,11 @@ def _forest(
     cut = [math.copysign(reach, one[2]) for one in here if abs(one[2]) > reach]
     low, high = min([0, *shown, *cut]), max([0, *shown, *cut])
     axes.set_xlim(max(low, -reach) - 0.06 * (high - low), min(high, reach) + 0.06 * (high - low))
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.set_yticks(range(len(labels)), labels if names else [""] * len(labels))
-    axes.tick_params(axis="y", length=0)
-    axes.grid(True, axis="x")
-    axes.grid(False, axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
 
 
-def decomposition_figure(found: Sequence[Decomposition], looks: Looks) -> Figure | None:
-    """For each encoding at the longest shared length: the change of N split into early tokens and context."""
+def decomposition_figure(found: Sequence[Decomposition], looks: Looks, suffix: str = "") -> Figure | None:
+    """For each encoding: the change of N at the longest shared length, in early tokens and context."""
     if not found:
         return None
     length = max(one.length for one in found)
@@ -143,8 +156,7 @@ def decomposition_figure(found: Sequence[Decomposition], looks: Looks) -> Figure
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes()[0]
-        room = 0.62 * canvas.points * max(map(len, labels)) / 72 + 0.1
-        canvas.sheet.subplots_adjust(left=room / canvas.sheet.get_figwidth())
+        canvas.reserve_left(labels)
         reach = 2.5 * float(np.median([abs(rows[label].total.estimate) for label in labels])) + 0.02
         for place, label in enumerate(labels):
             one, colour = rows[label], looks[label].light
@@ -167,18 +179,14 @@ def decomposition_figure(found: Sequence[Decomposition], looks: Looks) -> Figure
                     )
         axes.axvline(0, color=MUTED, linewidth=1)
         axes.set_xlim(-reach * 1.05, reach * 1.05)
-        axes.set_ylim(len(labels) - 0.5, -0.5)
-        axes.set_yticks(range(len(labels)), labels)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(True, axis="x")
-        axes.grid(False, axis="y")
+        named_rows(axes, labels)
         axes.set_xlabel("change of loss from the training length, nats")
 
     first = here[0]
     same = "one index range" if first.same_range else "whole documents for N, the last part of them for X"
     return Figure(
-        name="decomposition",
-        title=f"Where the change at {length:,} comes from",
+        name=f"decomposition{suffix and '-' + slug(suffix)}",
+        title=f"Where the change at {length:,} comes from{suffix and f' ({suffix})'}",
         caption=f"Change of the nonoverlapping loss from the training length {first.train_length:,}, in two "
         "parts. Pale, above: early tokens of a window (nonoverlapping minus exact-context; longer windows "
         "have fewer of them). Full, below: what more context does to a target (exact-context). Black: 95 % "
@@ -190,13 +198,15 @@ def decomposition_figure(found: Sequence[Decomposition], looks: Looks) -> Figure
         ),
         table=decomposition_table(found),
         draw=draw,
+        height=of_rows(labels, 1.0, lines=2),
+        narrow_height=of_rows(labels, 1.0, narrow=True, lines=2),
     )
 
 
 # --- cost ------------------------------------------------------------------------------------------------
 
 
-def cost_figure(cost: pd.DataFrame, looks: Looks) -> Figure | None:
+def cost_figure(cost: pd.DataFrame, looks: Looks, suffix: str = "") -> Figure | None:
     """Speed, memory and position parameters of a training run, side by side, a bar a label."""
     wanted = {
         "tokens_per_second": "tokens a second",
@@ -213,28 +223,14 @@ def cost_figure(cost: pd.DataFrame, looks: Looks) -> Figure | None:
 
     def draw(canvas: Canvas) -> None:
         panels = canvas.axes(len(kept) if canvas.narrow else 1, 1 if canvas.narrow else len(kept))
-        room = 0.62 * canvas.points * max(map(len, labels)) / 72 + 0.1
-        canvas.sheet.subplots_adjust(left=room / canvas.sheet.get_figwidth(), wspace=0.12)
+        canvas.reserve_left(labels)
         for place, (axes, (column, title)) in enumerate(zip(panels, kept.items(), strict=True)):
-            colours = [looks[label].light for label in labels]
-            axes.barh(range(len(labels)), table[column].fillna(0), height=0.6, color=colours, linewidth=0)
-            for row, value in enumerate(table[column]):
-                text = f" {number(value)}" if value == value else " not known"
-                axes.text(value if value == value else 0, row, text, va="center", fontsize=canvas.points - 1)
-            axes.set_xlim(0, max(float(table[column].max()) * 1.32, 1e-9))
-            axes.set_ylim(len(labels) - 0.4, -0.6)
-            shown = canvas.narrow or place == 0
-            axes.set_yticks(range(len(labels)), labels if shown else [""] * len(labels))
-            axes.set_xticks([])
-            axes.tick_params(axis="y", length=0)
-            axes.grid(False)
-            axes.spines["bottom"].set_visible(False)
-            axes.spines["left"].set_color(GRID)
+            bars(axes, table[column], looks, canvas, names=canvas.narrow or place == 0)
             axes.set_title(title)
 
     return Figure(
-        name="cost",
-        title="Cost of a training run",
+        name=f"cost{suffix and '-' + slug(suffix)}",
+        title=f"Cost of a training run{suffix and f' ({suffix})'}",
         caption="Median logged speed, peak memory of the process and parameters that the encoding adds; mean "
         "over seeds. Speeds of runs that shared a machine with others are not comparable.",
         alt="; ".join(
@@ -244,6 +240,27 @@ def cost_figure(cost: pd.DataFrame, looks: Looks) -> Figure | None:
         ),
         table=table.reset_index(),
         draw=draw,
-        height=0.62,
-        narrow_height=0.55 * len(kept),
+        height=of_rows(labels, 0.62),
+        narrow_height=of_rows(labels, 0.55, narrow=True) * len(kept),
     )
+
+
+def of_rows(labels: Sequence[str], least: float, *, narrow: bool = False, lines: int = 1) -> float:
+    """The relative height of a panel with a row a label, each of `lines` lines of text."""
+    inches = 0.155 * lines * len(labels) + 0.9
+    return max(least, inches / SIZES["one-column" if narrow else "two-column"][1])
+
+
+def bars(axes: Axes, values: pd.Series, looks: Looks, canvas: Canvas, *, names: bool) -> None:
+    """A bar a label of `values`, from zero, with its number at the end."""
+    named_rows(axes, list(values.index), names=names)
+    colours = [looks[label].light for label in values.index]
+    axes.barh(range(len(values)), values.fillna(0), height=0.6, color=colours, linewidth=0)
+    for row, value in enumerate(values):
+        text = f" {number(value)}" if value == value else " not known"
+        axes.text(value if value == value else 0, row, text, va="center", fontsize=canvas.points - 1)
+    axes.set_xlim(0, max(float(values.max()) * 1.32, 1e-9))
+    axes.set_xticks([])
+    axes.grid(False)
+    axes.spines["bottom"].set_visible(False)
+    axes.spines["left"].set_color(GRID)

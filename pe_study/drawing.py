@@ -53,6 +53,11 @@ class Canvas:
         points = 0.6 * self.points * max(map(len, texts), default=0) + 24
         self.sheet.subplots_adjust(right=1 - min(points / 72 / self.sheet.get_figwidth(), 0.5))
 
+    def reserve_left(self, texts: Sequence[str]) -> None:
+        """Room at the left for the names of rows."""
+        inches = 0.62 * self.points * max(map(len, texts)) / 72 + 0.1
+        self.sheet.subplots_adjust(left=min(inches / self.sheet.get_figwidth(), 0.6), wspace=0.12)
+
     @property
     def points(self) -> float:
         """The size of plain text."""
@@ -94,10 +99,17 @@ def render(
         FigureCanvasAgg(sheet)
         figure.draw(Canvas(sheet, narrow))
         made = {form: _save(sheet, form) for form in forms}
-        if colours is not None:
+        if colours is not None and "svg" in made:
+            made["svg-dark"] = _in_colours(made["svg"].decode("utf-8"), colours).encode("utf-8")
+        if colours is not None and "png" in made:
             recolour(sheet, colours)
-            made |= {f"{form}-dark": _save(sheet, form) for form in forms}
+            made["png-dark"] = _save(sheet, "png")
     return made
+
+
+def _in_colours(svg: str, colours: Mapping[str, str]) -> str:
+    """An SVG with its colours replaced by those of a mapping; others stay."""
+    return re.sub("#[0-9a-f]{6}", lambda hit: colours.get(hit[0], hit[0]), svg)
 
 
 def _save(sheet: Sheet, form: str) -> bytes:
@@ -164,5 +176,5 @@ def themed(svg: bytes, colours: Mapping[str, str], prefix: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
-    text = re.sub("#[0-9a-f]{6}", lambda hit: f"var(--c{hit[0][1:]})" if hit[0] in colours else hit[0], text)
+    text = _in_colours(text, {colour: f"var(--c{colour[1:]})" for colour in colours})
     return re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from pe_study.captions import listed
-from pe_study.verdicts import DELTA, Verdict
+from pe_study.verdicts import DELTA, FAMILY, Verdict
 
 PERCENT = f"{100 * DELTA:g} %"
 
@@ -25,8 +25,8 @@ def findings(found: Sequence[Verdict], curves: pd.DataFrame) -> list[str]:
         ]
     said = [_scope(plain), *_holding(plain), *_failing(plain), *_unsettled(plain), *_unable(plain)]
     said += _at_training_length(plain, curves)
-    for label in dict.fromkeys(v.label for v in found if v.rescale != "none"):
-        said += _rescaled([v for v in found if v.label == label])
+    for series in dict.fromkeys((v.study, v.label) for v in found if v.rescale != "none"):
+        said += _rescaled([v for v in found if (v.study, v.label) == series])
     return said
 
 
@@ -131,15 +131,22 @@ def _at_training_length(plain: Sequence[Verdict], curves: pd.DataFrame) -> list[
         & (curves["length"] == curves["train_length"])
         & np.isfinite(curves["nll"])
     ]
-    if here["label"].nunique() < 2:
-        return []
+    said = []
+    for _, part in here.groupby(FAMILY, dropna=False, observed=True, sort=False):
+        said += _ranked(part, here["study"].nunique() > 1) if part["label"].nunique() > 1 else []
+    return said
+
+
+def _ranked(here: pd.DataFrame, several: bool) -> list[str]:
+    """The order of one study on one text."""
     in_bytes = bool(here["bits_per_byte"].notna().all())
     metric, unit = ("bits_per_byte", "bits per byte") if in_bytes else ("nll", "nats per token")
     ranked = here.sort_values(metric)
     values = ", ".join(f"{a} {v:.3f}" for a, v in zip(ranked["label"], ranked[metric], strict=True))
     seeds = {int(n) for n in here["num_seeds"]}
     who = "in this run" if seeds == {1} else f"means of {_range(seeds)} seeds"
-    return [f"At the training length, lowest first ({unit}, {who}): {values}."]
+    where = f" of {here['study'].iloc[0]}" if several else ""
+    return [f"At the training length{where}, lowest first ({unit}, {who}): {values}."]
 
 
 def _rescaled(found: Sequence[Verdict]) -> list[str]:
@@ -215,3 +222,16 @@ def _change(verdict: Verdict, length: int) -> str:
 def _range(numbers: set[int]) -> str:
     low, high = min(numbers), max(numbers)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def cache_sentence(costs: Sequence[Mapping[str, object]]) -> str | None:
+    """How much loss an 8-bit cache added, at most, over the cells that were also read without it."""
+    if not costs:
+        return None
+    worst = max(costs, key=lambda cost: float(str(cost["difference"])))
+    cells = "the one cell" if len(costs) == 1 else f"{len(costs)} cells"
+    return (
+        f"The 8-bit cache adds at most {float(str(worst['difference'])):+.4f} nats a token over {cells} that "
+        f"were also read without it ({worst['run']}, {worst['rescale']}, {worst['protocol']}, length "
+        f"{int(str(worst['length'])):,})."
+    )

@@ -1,4 +1,4 @@
-"""Heat maps: rescales by length, retrieval by depth and length."""
+"""Heat maps: a colour and a number a cell; rescales by length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
-from pe_study.captions import SHORT, caption, listed, slug
+from pe_study.captions import SHORT, caption, slug
 from pe_study.curves import number
 from pe_study.drawing import MUTED, PAPER, Canvas, Figure
 from pe_study.tables import TRUNCATION
@@ -52,59 +52,6 @@ def _kind_and_factor(rescale: str) -> tuple[bool, str, float]:
     return kind != "none", kind, float(factor) if factor.replace(".", "", 1).isdigit() else math.inf
 
 
-def retrieval_figure(retrieval: pd.DataFrame) -> Figure | None:
-    """Share of correct answers by depth and length, a panel a label and rescale."""
-    answered = retrieval[retrieval["status"].fillna("ok") == "ok"].dropna(subset=["correct"])
-    if answered.empty:
-        return None
-    answered = answered.assign(
-        correct=answered["correct"].astype(float), depth=answered["depth"].astype(float)
-    )
-    groups = {
-        label if rescale == "none" else f"{label}, {rescale}": part.pivot_table(
-            index="depth", columns="length", values="correct", observed=True
-        )
-        for (label, rescale), part in answered.groupby(["label", "rescale"], observed=True)
-    }
-
-    def draw(canvas: Canvas) -> None:
-        across = 2 if canvas.narrow else 3
-        panels = canvas.axes(math.ceil(len(groups) / across), across)
-        for axes, (name, table) in zip(panels, groups.items(), strict=False):
-            depths, lengths = (
-                [f"{100 * d:.0f} %" for d in table.index],
-                [f"{int(n):,}" for n in table.columns],
-            )
-            _heat_panel(axes, canvas, table, depths, lengths, (0.0, 1.0), lambda value: f"{100 * value:.0f}")
-            axes.set_title(name)
-        for axes in panels[len(groups) :]:
-            axes.set_axis_off()
-
-    floor = retrieval.loc[retrieval["status"] == "floor", "label"]
-    tasks = ", ".join(sorted({str(task) for task in answered["task"]}))
-    samples = int(answered.groupby(["label", "rescale", "length", "depth"], observed=True).size().min())
-    lines = math.ceil(len(groups) / 3)
-    return Figure(
-        name="retrieval",
-        title="Retrieval by depth and length",
-        caption=f"Per cent of answers that are right ({tasks}), by "
-        f"where in the text the answer stands; at least {samples} samples a cell; trained at length "
-        f"{listed(answered['train_length'].dropna())}.{_floor_text(floor)}",
-        alt="; ".join(
-            f"{name}: {100 * float(np.nanmean(table)):.0f} % over all" for name, table in groups.items()
-        ),
-        table=answered,
-        draw=draw,
-        height=0.35 + 0.55 * lines,
-        narrow_height=0.3 + 0.5 * math.ceil(len(groups) / 2),
-    )
-
-
-def _floor_text(labels: pd.Series) -> str:
-    names = ", ".join(dict.fromkeys(str(label) for label in labels))
-    return f" Not shown, under half right within the training length already: {names}." if names else ""
-
-
 def _heat(
     canvas: Canvas, table: pd.DataFrame, rows: Sequence[str], columns: Sequence[str], what: str
 ) -> None:
@@ -113,11 +60,16 @@ def _heat(
     canvas.sheet.subplots_adjust(left=room / canvas.sheet.get_figwidth())
     finite = table.to_numpy(float)[np.isfinite(table.to_numpy(float))]
     low, high = float(finite.min()), float(np.quantile(finite, 0.85))
-    _heat_panel(axes, canvas, table, rows, columns, (low, max(high, low + 1e-9)), number)
+    heat_panel(axes, canvas, table, rows, columns, (low, max(high, low + 1e-9)), _fixed)
     axes.set_xlabel(what)
 
 
-def _heat_panel(
+def _fixed(value: float) -> str:
+    """Two decimals throughout, so that cells line up; shorter where a number is long."""
+    return f"{value:.2f}" if value < 100 else number(value)
+
+
+def heat_panel(
     axes: Axes,
     canvas: Canvas,
     table: pd.DataFrame,
@@ -125,7 +77,9 @@ def _heat_panel(
     columns: Sequence[str],
     limits: tuple[float, float],
     write: Callable[[float], str],
+    below: pd.DataFrame | None = None,
 ) -> None:
+    """A coloured cell a value, written in it; `below`: smaller text under it."""
     values = table.to_numpy(float)
     sns.heatmap(
         values, ax=axes, cmap=RAMP, vmin=limits[0], vmax=limits[1], cbar=False,
@@ -142,6 +96,8 @@ def _heat_panel(
         share = (min(value, limits[1]) - limits[0]) / (limits[1] - limits[0])
         ink = "#ffffff" if (share > 0.5) else "#101418"
         ink = MUTED if math.isnan(value) else ink
-        axes.text(
-            column + 0.5, row + 0.5, text, ha="center", va="center", color=ink, fontsize=canvas.points - 1.5
-        )
+        under = "" if below is None else str(below.iloc[row, column])
+        place = {"x": column + 0.5, "ha": "center", "va": "center", "color": ink}
+        axes.text(y=row + (0.36 if under else 0.5), s=text, fontsize=canvas.points - 1.5, **place)
+        if under:
+            axes.text(y=row + 0.74, s=under, fontsize=canvas.points - 3, **place)

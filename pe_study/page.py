@@ -6,19 +6,23 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from pe_study import comparisons, palette, tables, verdicts
+from pe_study import bench_figures, comparisons, likeness, palette, tables, verdicts
+from pe_study.bench_files import sentences
 from pe_study.captions import listed
 from pe_study.cautions import cautions
 from pe_study.findings import findings
-from pe_study.page_sections import Material, Section, sections
+from pe_study.page_parts import Material, Section
+from pe_study.page_sections import sections
 from pe_study.page_tables import DASH
 from pe_study.palette import Look
 from pe_study.studies import Study
+from pe_study.targets import Targets
 from pe_study.view import View
 
 
@@ -40,15 +44,17 @@ class Page:
     looks: Mapping[str, Look]
 
 
-def compose(studies: Sequence[Study], view: View, command: str) -> Page:
-    """Compute the page of one or several studies; `command` is what makes it again."""
-    rows = tables.prepare(pd.concat([study.rows for study in studies], ignore_index=True))
+def compose(targets: Targets, view: View, command: str) -> Page:
+    """Compute the page of one or several studies and bench files; `command` is what makes it again."""
+    studies = targets.studies
+    rows = tables.prepare(likeness.apart(_rows(studies)))
     curves = tables.length_curves(rows)
     judged_by = verdicts.protocol_for(rows)
     metrics = _metrics(curves)
     protocols = tables.protocols_of(rows)
     material = Material(
         studies=studies,
+        benches=targets.benches,
         view=view,
         rows=rows,
         curves=curves,
@@ -62,9 +68,9 @@ def compose(studies: Sequence[Study], view: View, command: str) -> Page:
         decompositions=comparisons.decompose(rows),
     )
     return Page(
-        title=view.title or " and ".join(study.name for study in studies),
+        title=view.title or " and ".join(targets.names),
         facts=_facts(studies, rows),
-        findings=findings(material.verdicts, curves),
+        findings=_findings(material),
         warnings=cautions(studies, rows, curves),
         sections=sections(material),
         metrics=metrics,
@@ -73,8 +79,23 @@ def compose(studies: Sequence[Study], view: View, command: str) -> Page:
         protocol=material.protocol,
         commands=_commands(studies, command),
         provenance=[block for study in studies for block in _provenance(study)],
-        looks=material.looks,
+        looks=material.looks
+        | {
+            name: look for _, bench in targets.benches for name, look in bench_figures.looks_of(bench).items()
+        },
     )
+
+
+def _rows(studies: Sequence[Study]) -> pd.DataFrame:
+    frames = [study.rows for study in studies]
+    return pd.concat(frames, ignore_index=True) if frames else Study("", Path()).rows
+
+
+def _findings(material: Material) -> list[str]:
+    """What the rows say; where bench files alone were given, what those say."""
+    if material.studies:
+        return findings(material.verdicts, material.curves)
+    return [sentence for _, bench in material.benches for sentence in sentences(bench)]
 
 
 def _looks(studies: Sequence[Study], curves: pd.DataFrame) -> dict[str, Look]:

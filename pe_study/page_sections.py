@@ -2,73 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import pandas as pd
 
-from pe_study import charts, heatmaps, page_tables, plots, published, tables
+from pe_study import (
+    answers,
+    charts,
+    heatmaps,
+    page_tables,
+    palette,
+    plots,
+    probe_sections,
+    published,
+    retrieval_figures,
+    run_sections,
+    tables,
+)
 from pe_study.comparisons import Comparison, Decomposition
-from pe_study.drawing import Figure
-from pe_study.findings import yarn_sentence
-from pe_study.page_tables import Table
-from pe_study.palette import Look
-from pe_study.studies import Study
-from pe_study.verdicts import Verdict
-from pe_study.view import View
+from pe_study.findings import cache_sentence, yarn_sentence
+from pe_study.page_parts import Material, Section
 
-
-@dataclass(frozen=True)
-class Shown:
-    """A figure on the page; `metric` and `protocol` are "" where it holds for all; `chosen` shows first."""
-
-    figure: Figure
-    metric: str = ""
-    protocol: str = ""
-    chosen: bool = True
-
-
-@dataclass
-class Section:
-    slug: str
-    title: str
-    notes: list[str] = field(default_factory=list)
-    figures: list[Shown] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-
-    def add(self, figure: Figure | None, metric: str = "", protocol: str = "", chosen: bool = True) -> None:
-        if figure is not None:
-            self.figures.append(Shown(figure, metric, protocol, chosen))
-
-
-@dataclass(frozen=True)
-class Material:
-    """Everything that sections are made of."""
-
-    studies: Sequence[Study]
-    view: View
-    rows: pd.DataFrame
-    curves: pd.DataFrame
-    looks: Mapping[str, Look]
-    metrics: Sequence[str]
-    metric: str
-    protocols: Sequence[str]
-    protocol: str
-    verdicts: Sequence[Verdict]
-    comparisons: Sequence[Comparison]
-    decompositions: Sequence[Decomposition]
-
-    def wants(self, figure: str) -> bool:
-        return figure in self.view.figures
-
-    def wants_table(self, table: str) -> bool:
-        return table in self.view.tables
+T = TypeVar("T", Comparison, Decomposition)
 
 
 def sections(material: Material) -> list[Section]:
     """The sections that have something to show, in reading order."""
     makers: list[Callable[[Material], Section]] = [
-        _progress,
+        run_sections.progress,
         _length,
         _how_far,
         _protocols,
@@ -76,8 +38,12 @@ def sections(material: Material) -> list[Section]:
         _rescale,
         _retrieval,
         _published,
-        _training,
-        _lost,
+        probe_sections.controls,
+        probe_sections.attention,
+        probe_sections.over_training,
+        run_sections.training,
+        run_sections.bench,
+        run_sections.lost,
     ]
     made = [make(material) for make in makers]
     return [section for section in made if section.figures or section.tables]
@@ -91,6 +57,9 @@ def _combinations(material: Material) -> list[tuple[str, str, bool]]:
 
 def _length(material: Material) -> Section:
     section = Section("length", "Loss against length")
+    evaluations = [ev for study in material.studies for ev in study.evaluations]
+    sentence = cache_sentence([cost for ev in evaluations for cost in ev.notes.get("cache_costs") or []])
+    section.notes += [sentence] if sentence else []
     for metric, protocol, chosen in _combinations(material):
         if material.wants("length"):
             figure = plots.length_figure(material.curves, metric, protocol, material.looks)
@@ -103,12 +72,24 @@ def _length(material: Material) -> Section:
     return section
 
 
+def _of_each(found: Sequence[T]) -> list[tuple[str, str, list[T]]]:
+    """(study, what to add to its figures' names, its share), a study at a time."""
+    studies = list(dict.fromkeys(one.study for one in found))
+    return [
+        (name, name if len(studies) > 1 else "", [one for one in found if one.study == name])
+        for name in studies
+    ]
+
+
 def _how_far(material: Material) -> Section:
     section = Section("how-far", "How far each holds, and what differs")
     if material.wants_table("verdicts") and material.verdicts:
         section.tables.append(page_tables.verdicts_table(material.verdicts))
     if material.wants("differences"):
-        section.add(charts.differences_figure(material.comparisons, material.looks, material.curves))
+        for study, suffix, found in _of_each(material.comparisons):
+            curves = material.curves[material.curves["study"] == study]
+            num_tests = len(material.comparisons)
+            section.add(charts.differences_figure(found, material.looks, curves, num_tests, suffix))
     if material.wants_table("comparisons") and material.comparisons:
         section.tables.append(page_tables.comparisons_table(material.comparisons))
     return section
@@ -121,7 +102,8 @@ def _protocols(material: Material) -> Section:
             figure = plots.protocols_figure(material.curves, metric, material.looks)
             section.add(figure, metric, "", metric == material.metric)
     if material.wants("decomposition") and material.decompositions:
-        section.add(charts.decomposition_figure(material.decompositions, material.looks))
+        for _, suffix, found in _of_each(material.decompositions):
+            section.add(charts.decomposition_figure(found, material.looks, suffix))
         section.tables.append(page_tables.decompositions_table(material.decompositions))
     return section
 
@@ -165,8 +147,20 @@ def _retrieval(material: Material) -> Section:
     found = [
         ev.retrieval for study in material.studies for ev in study.evaluations if ev.retrieval is not None
     ]
-    if material.wants("retrieval") and found:
-        section.add(heatmaps.retrieval_figure(pd.concat(found, ignore_index=True)))
+    if not material.wants("retrieval") or not found:
+        return section
+    rows = answers.plain(pd.concat(found, ignore_index=True))
+    looks = material.looks | palette.looks(
+        (label, encoding)
+        for label, encoding in zip(rows["label"], rows["encoding"], strict=True)
+        if label not in material.looks
+    )
+    section.notes += answers.floor_sentences(rows)
+    for task in dict.fromkeys(rows["task"]):
+        section.add(retrieval_figures.length_figure(rows, task, looks))
+        section.add(retrieval_figures.depth_figure(rows, task))
+    section.add(retrieval_figures.gain_figure(rows, looks))
+    section.tables.append(retrieval_figures.retrieval_table(rows))
     return section
 
 
@@ -189,50 +183,4 @@ def _published(material: Material) -> Section:
     for table in tables_of:
         if {table.id, table.data.get("ratio_group")} & sources:
             section.tables.append(page_tables.printed_table(table))
-    return section
-
-
-def _progress(material: Material) -> Section:
-    """Where an unfinished study stands."""
-    section = Section("progress", "Progress")
-    runs = [(study, run) for study in material.studies for run in study.runs]
-    if all(run.done for _, run in runs):
-        return section
-    frame = pd.DataFrame(
-        {
-            "run": [run.run_id for _, run in runs],
-            "study": [study.name for study, _ in runs],
-            "state": ["done" if run.done else "not finished" for _, run in runs],
-            "step": [run.last_step for _, run in runs],
-            "of": [run.train.get("steps") for _, run in runs],
-            "last loss, nats": [run.last_loss for _, run in runs],
-        }
-    )
-    section.tables.append(page_tables.plain("progress", "Where every run stands", frame))
-    return section
-
-
-def _training(material: Material) -> Section:
-    section = Section("training", "Training and its cost")
-    if material.wants("training"):
-        section.add(charts.training_figure(tables.training(material.studies), material.looks))
-    cost = tables.cost(material.studies)
-    if cost is not None and material.wants("cost"):
-        section.add(charts.cost_figure(cost, material.looks))
-    if cost is not None and material.wants_table("cost"):
-        section.tables.append(
-            page_tables.plain("cost", "Cost of a run", cost, "Mean over the seeds of a label.")
-        )
-    return section
-
-
-def _lost(material: Material) -> Section:
-    section = Section("cells", "Cells without a number")
-    lost = material.curves[material.curves["status"] != "ok"]
-    if material.wants_table("cells") and len(lost):
-        columns = ["label", "rescale", "protocol", "length", "status"]
-        columns = (["study"] if lost["study"].nunique() > 1 else []) + columns
-        section.tables.append(
-            page_tables.plain("cells", "Every cell without a number, and why", lost[columns])
-        )
     return section

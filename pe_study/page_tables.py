@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from pe_study import tables
+from pe_study import likeness, tables
 from pe_study.comparisons import Comparison, Decomposition, comparison_table, decomposition_table
 from pe_study.curves import number
 from pe_study.published import PublishedTable
@@ -18,6 +18,7 @@ from pe_study.verdicts import Verdict, verdict_table
 METRIC_NAMES = {"perplexity": "perplexity", "bits_per_byte": "bits per byte", "nll": "loss (nats)"}
 MOST_LENGTHS = 10
 MOST_ROWS = 24  # of a table that is open at first
+MOST_SHOWN = 200  # of a table at all; the CSV has every row
 DASH = "\u2013"
 
 
@@ -64,13 +65,15 @@ def main_table(
     have = sorted({int(n) for n in shown["length"] if lengths is None or n in lengths})
     frame = tables.main_table(shown, metric, have[:: math.ceil(len(have) / MOST_LENGTHS) or 1])
     several = frame.index.get_level_values("study").nunique() > 1
-    best = {n: _best(frame[n]) for n in frame.columns}
+    reason = likeness.unlike(shown, metric)
+    best = {n: math.nan if reason else _best(frame[n]) for n in frame.columns}
     rows = []
     for (study, label, rescale), values in frame.iterrows():
         name = str(label) if rescale == "none" else f"{label}, {rescale}"
         cells = [Cell(f"{name} ({study})" if several else name)]
         rows.append(cells + [_value(values[n], best[n], metric) for n in frame.columns])
     most = int(shown["num_seeds"].max()) if len(shown) else 0
+    marked = f"none is marked, not being like for like ({reason})." if reason else "the best is marked."
     seeds = "One seed." if most <= 1 else f"Means over up to {most} seeds."
     return Table(
         name=f"main-{protocol}-{metric}",
@@ -78,7 +81,7 @@ def main_table(
         columns=[Column("encoding"), *(Column(f"{n:,}", numeric=True) for n in frame.columns)],
         rows=rows,
         data=shown.drop(columns=["corpus_hash", "tokenizer_hash"]),
-        note=f"{tables.METRICS[metric].capitalize()}; lower is better; the best is marked. {seeds}",
+        note=f"{tables.METRICS[metric].capitalize()}; lower is better; {marked} {seeds}",
         metric=metric,
         protocol=protocol,
         chosen=chosen,
@@ -108,8 +111,10 @@ def plain(
     numeric = [pd.api.types.is_numeric_dtype(frame[column]) for column in frame.columns]
     rows = [
         [_cell(value, is_number) for value, is_number in zip(row, numeric, strict=True)]
-        for row in frame.itertuples(index=False)
+        for row in frame.head(MOST_SHOWN).itertuples(index=False)
     ]
+    if len(frame) > MOST_SHOWN:
+        note = f"The first {MOST_SHOWN} of {len(frame):,} rows; the CSV has all. {note}".strip()
     columns = [Column(str(c).replace("_", " "), n) for c, n in zip(frame.columns, numeric, strict=True)]
     return Table(name, title, columns, rows, frame if data is None else data, note)
 

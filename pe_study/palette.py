@@ -103,6 +103,18 @@ def control_look() -> Look:
     return looks([(CONTROL, CONTROL)])[CONTROL]
 
 
+def ordered_looks(names: Iterable[str]) -> dict[str, Look]:
+    """A look a name, in the order given: for lines that are neither encodings nor rescales."""
+    return {
+        name: Look(
+            *_RESCALE_COLOURS[place % len(_RESCALE_COLOURS)],
+            DASHES[(place + place // len(_RESCALE_COLOURS)) % len(DASHES)],
+            MARKERS[place % len(MARKERS)],
+        )
+        for place, name in enumerate(names)
+    }
+
+
 def rescale_looks(rescales: Iterable[str]) -> dict[str, Look]:
     """Rescale -> look; two of a kind (yarn:2, yarn:4) differ in dash and marker."""
     found: dict[str, Look] = {}

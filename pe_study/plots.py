@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from pe_study import palette, tables
+from pe_study import likeness, palette, tables
 from pe_study.captions import SHORT, absences, alternative, caption, slug
 from pe_study.curves import Line, draw_lines, legend, length_axis, limits_of, training_line
 from pe_study.drawing import Canvas, Figure
@@ -36,7 +36,10 @@ def length_figure(curves: pd.DataFrame, metric: str, protocol: str, looks: Looks
     return Figure(
         name=f"length-{protocol}-{metric}",
         title=f"{SHORT[metric].capitalize()} against length ({protocol})",
-        caption=caption(shown, protocol) + absences(shown, metric) + _dotted(truncated),
+        caption=caption(shown, protocol)
+        + absences(shown, metric)
+        + _dotted(truncated)
+        + likeness.warning(shown, metric),
         alt=alternative(shown, metric),
         table=pd.concat([shown, truncated]),
         draw=draw,
@@ -74,7 +77,8 @@ def protocols_figure(curves: pd.DataFrame, metric: str, looks: Looks) -> Figure 
         title=f"{SHORT[metric].capitalize()} under each protocol",
         caption=caption(shown, " | ".join(parts))
         + " One scale; values above the top edge are in the table."
-        + _dotted(curves[curves["rescale"] == tables.TRUNCATION]),
+        + _dotted(curves[curves["rescale"] == tables.TRUNCATION])
+        + likeness.warning(shown, metric),
         alt=" ".join(f"{name}: {alternative(part, metric)}" for name, part in parts.items()),
         table=shown,
         draw=draw,
@@ -143,7 +147,9 @@ def position_figure(positions: pd.DataFrame, metric: str, protocol: str, looks: 
     return Figure(
         name=f"position-{protocol}-{metric}",
         title=f"{SHORT[metric].capitalize()} by position in windows of {length:,} tokens ({protocol})",
-        caption=caption(shown, protocol) + " A point is a bin of context sizes, at its geometric middle.",
+        caption=caption(shown, protocol)
+        + " A point is a bin of context sizes, at its geometric middle."
+        + likeness.warning(shown, metric),
         alt=alternative(shown.assign(length=shown["position_lo"]), metric, what="tokens of context"),
         table=shown,
         draw=draw,

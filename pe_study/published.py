@@ -157,7 +157,7 @@ def _ratios(table: PublishedTable, ours: pd.DataFrame) -> list[Agreement]:
                     f"{label} ({study})",
                     "ratio",
                     f"{low:g} to {high:g} at about {times:.2g}\u00d7",
-                    f"{value:.3g} at {near:.3g}\u00d7",
+                    f"{value:.3g} at {near:.3g}\u00d7{_protocol_text(table, part)}",
                     bool(low <= value <= high),
                 )
             )
@@ -170,7 +170,15 @@ def _orderings(table: PublishedTable, ours: pd.DataFrame) -> list[Agreement]:
     own = _own(ours, table)
     if not start or own.empty:
         return []
+    return [
+        one for _, part in own.groupby("study", observed=True) for one in _study_orderings(table, part, start)
+    ]
+
+
+def _study_orderings(table: PublishedTable, own: pd.DataFrame, start: int) -> list[Agreement]:
+    """Of one study: an order across studies would not be like for like."""
     multiple = own["length"] / own["train_length"]
+    protocol = _protocol_text(table, own)
     found = []
     rows = [row for row in table.rows if row.get("encoding")]
     for first, second in itertools.combinations(rows, 2):
@@ -182,12 +190,18 @@ def _orderings(table: PublishedTable, ours: pd.DataFrame) -> list[Agreement]:
                 continue
             order, mine = value < other, bool(left.iloc[0] < right.iloc[0])
             a, b = (first["name"], second["name"]) if order else (second["name"], first["name"])
-            text = f"{left.iloc[0]:.4g} and {right.iloc[0]:.4g}"
+            text = f"{left.iloc[0]:.4g} and {right.iloc[0]:.4g}{protocol}"
             found.append(
                 Agreement(table.id, f"{first['name']}, {second['name']}", "ordering",
                           f"{a} below {b} at {length / start:.3g}\u00d7", text, order == mine)
             )  # fmt: skip
     return found
+
+
+def _protocol_text(table: PublishedTable, own: pd.DataFrame) -> str:
+    """The protocol of ours, named where it is not the table's."""
+    used = str(own["protocol"].iloc[0])
+    return "" if used == table.data.get("protocol") else f" ({used}, printed: {table.data.get('protocol')})"
 
 
 def _grouped(own: pd.DataFrame, encoding: str) -> Any:

@@ -20,18 +20,22 @@ import pandas as pd
 
 import pe_study
 from pe_study import drawing
+from pe_study.bench_files import BENCH
 from pe_study.files import write_json, write_text
 from pe_study.latex import tabular
 from pe_study.page import Page, compose
-from pe_study.page_sections import Shown
+from pe_study.page_parts import Shown
 from pe_study.page_tables import METRIC_NAMES, Table
 from pe_study.palette import COLOURS
+from pe_study.rendering import Drawing, render_all
 from pe_study.rows import RESULTS, RETRIEVAL
 from pe_study.runs import DONE, METRICS, check_output, claim_folder
-from pe_study.studies import SUMMARY, Study, read_study
+from pe_study.studies import SUMMARY, Study
+from pe_study.targets import Targets, read_targets
 from pe_study.view import read_view
 
 MANIFEST = "report.json"
+SUFFIXES = {"two-column": "", "one-column": "-one-column"}
 
 
 def build(
@@ -43,15 +47,15 @@ def build(
     formats: Sequence[str] = ("svg", "png"),
     published: bool = False,
 ) -> Path:
-    """Read studies (runs, or evaluations of checkpoints), write their page; returns the path of index.html.
+    """Read studies (runs, evaluations of checkpoints, bench files) and write their page, index.html.
 
     `output` None is reports/<names>/. `formats` of figures and tables are "svg", "png" and "latex".
     `published` lays all printed tables beside ours, also those of other corpora. UsageError: a missing study,
     an output that is not ours, a bad view; DataError: results that cannot be read.
     """
-    found = [read_study(path) for path in studies]
+    found = read_targets(studies)
     chosen = read_view(view)
-    folder = output_folder([study.name for study in found], output)
+    folder = output_folder(found.names, output)
     claim_folder(folder, ours=(MANIFEST,))
     command = "pe-study report " + " ".join(shlex.quote(str(path)) for path in studies)
     chosen = dataclasses.replace(
@@ -64,7 +68,8 @@ def build(
 
 def output_folder(names: Sequence[str], output: Path | str | None = None) -> Path:
     """Where the page of the studies of these names goes. UsageError where it could not be written."""
-    return check_output(Path("reports") / "-".join(names) if output is None else output, ours=(MANIFEST,))
+    name = "-".join(re.sub(r"[/\\]+", "-", name) for name in names)
+    return check_output(Path("reports") / name if output is None else output, ours=(MANIFEST,))
 
 
 def watch(
@@ -79,7 +84,7 @@ def watch(
         state = _state(studies)
         if state != before:
             before = state
-            found = [read_study(path) for path in studies]
+            found = read_targets(studies).studies
             yield build(studies, output, **options), progress(found)
             if all(run.done for study in found for run in study.runs):
                 return
@@ -88,8 +93,9 @@ def watch(
 
 def _state(studies: Sequence[Path | str]) -> list[tuple[str, int, int]]:
     """Name, size and time of every file that a report reads."""
-    names = (METRICS, DONE, RESULTS, RETRIEVAL, SUMMARY)
-    files = (file for path in studies for name in names for file in sorted(Path(path).rglob(name)))
+    names = (METRICS, DONE, RESULTS, RETRIEVAL, SUMMARY, BENCH)
+    files = [file for path in studies for name in names for file in sorted(Path(path).rglob(name))]
+    files += [Path(path) for path in studies if Path(path).is_file()]
     return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
@@ -106,9 +112,9 @@ def progress(studies: Sequence[Study]) -> str:
     return "; ".join(said)
 
 
-def _write(page: Page, studies: Sequence[Study], folder: Path, formats: Sequence[str]) -> None:
+def _write(page: Page, targets: Targets, folder: Path, formats: Sequence[str]) -> None:
     write_json(
-        folder / MANIFEST, _manifest(page, studies)
+        folder / MANIFEST, _manifest(page, targets)
     )  # first: an interrupted report is still ours to replace
     for name in ("figures", "tables"):
         (folder / name).mkdir(exist_ok=True)
@@ -119,7 +125,7 @@ def _write(page: Page, studies: Sequence[Study], folder: Path, formats: Sequence
     }
     environment = _environment(colours)
     shown = [figure for section in page.sections for figure in section.figures]
-    inline = {item.figure.name: _save_figure(item, folder, colours, formats) for item in shown}
+    inline = _save_figures(shown, folder, colours, formats)
     for table in (table for section in page.sections for table in section.tables):
         _save_csv(table.data, folder / "tables" / f"{table.name}.csv")
         if "latex" in formats:
@@ -162,26 +168,33 @@ def markdown(table: Table) -> str:
 # --- files -----------------------------------------------------------------------------------------------
 
 
-def _save_figure(
-    shown: Shown, folder: Path, colours: dict[str, str], formats: Sequence[str]
-) -> dict[str, str]:
-    """Write a figure's files and CSV; returns the inline SVGs of the page.
+def _save_figures(
+    shown: Sequence[Shown], folder: Path, colours: dict[str, str], formats: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """Write every figure's files and CSV; returns the inline SVGs of the page by name and size.
 
     What shows first is written as SVG and PNG in both sizes and themes; other metrics and protocols as SVG.
     """
-    figure = shown.figure
-    inline = {}
-    for size, suffix in (("two-column", ""), ("one-column", "-one-column")):
-        base = f"{figure.name}{suffix}"
-        forms = ["svg", "png"] if shown.chosen and "png" in formats else ["svg"]
-        made = drawing.render(figure, size, forms, colours if shown.chosen else None)
+    drawings = [
+        Drawing(
+            item.figure,
+            size,
+            ["svg", "png"] if item.chosen and "png" in formats else ["svg"],
+            colours if item.chosen else None,
+        )
+        for item in shown
+        for size in SUFFIXES
+    ]
+    inline: dict[str, dict[str, str]] = {item.figure.name: {} for item in shown}
+    for one, made in zip(drawings, render_all(drawings), strict=True):
+        base = f"{one.figure.name}{SUFFIXES[one.size]}"
         for form, content in made.items():
             kind, _, theme = form.partition("-")
-            if kind not in formats:
-                continue
-            (folder / "figures" / f"{base}{'-' if theme else ''}{theme}.{kind}").write_bytes(content)
-        inline[size] = drawing.themed(made["svg"], colours, base)
-    _save_csv(figure.table, folder / "tables" / f"{figure.name}.csv")
+            if kind in formats:
+                (folder / "figures" / f"{base}{theme and '-'}{theme}.{kind}").write_bytes(content)
+        inline[one.figure.name][one.size] = drawing.themed(made["svg"], colours, base)
+    for item in shown:
+        _save_csv(item.figure.table, folder / "tables" / f"{item.figure.name}.csv")
     return inline
 
 
@@ -230,6 +243,7 @@ def _figure_context(shown: Shown, inline: dict[str, str], formats: Sequence[str]
         "wide": inline["two-column"],
         "narrow": inline["one-column"],
         "links": links,
+        "image": links[0][1] if written else "",
     }
 
 
@@ -243,12 +257,13 @@ def _choices(page: Page) -> list[dict[str, Any]]:
     ]
 
 
-def _manifest(page: Page, studies: Sequence[Study]) -> dict[str, Any]:
+def _manifest(page: Page, targets: Targets) -> dict[str, Any]:
     """The page's words for scripts; also what marks a folder as ours."""
     return {
         "generator": f"pe_study {pe_study.__version__}",
         "title": page.title,
-        "studies": [{"name": study.name, "path": str(study.path)} for study in studies],
+        "studies": [{"name": study.name, "path": str(study.path)} for study in targets.studies],
+        "benches": [name for name, _ in targets.benches],
         "facts": dict(page.facts),
         "findings": page.findings,
         "warnings": page.warnings,

@@ -191,6 +191,15 @@ def _shared(value_SD: Array, weight_D: Array) -> float:
     return float(np.sum((residual_SD * share_D) ** 2) * scale / num_seeds**2)
 
 
+def wilson(right: ArrayLike, num: ArrayLike, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
+    """Wilson's bounds of the probability behind `right` of `num` independent answers (1927)."""
+    right, num = np.asarray(right, dtype=np.float64), np.asarray(num, dtype=np.float64)
+    z = float(special.ndtri(0.5 + confidence / 2))
+    middle = (right + z**2 / 2) / (num + z**2)
+    margin = z / (num + z**2) * np.sqrt(right * (num - right) / num + z**2 / 4)
+    return np.clip(middle - margin, 0, 1), np.clip(middle + margin, 0, 1)
+
+
 def holm(p_values: ArrayLike) -> Array:
     """Holm's adjusted p values, in the given order; nan stays nan and does not count as a comparison."""
     p = np.asarray(p_values, dtype=np.float64)

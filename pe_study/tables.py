@@ -232,5 +232,4 @@ def cost(studies: Sequence[Study]) -> pd.DataFrame | None:
     kinds = {name: "first" if name in ("kernel", "device") else "mean" for name in frame.columns[2:]}
     numbers = [name for name, kind in kinds.items() if kind == "mean"]
     frame[numbers] = frame[numbers].astype("float64")
-    table = frame.groupby(["study", "label"], sort=False).agg(kinds).reset_index()
-    return table.drop(columns="study") if frame["study"].nunique() == 1 else table
+    return frame.groupby(["study", "label"], sort=False).agg(kinds).reset_index()

@@ -18,6 +18,9 @@ FIGURES = (
     "position",
     "rescale",
     "retrieval",
+    "controls",
+    "attention",
+    "over_training",
     "training",
     "cost",
 )
@@ -34,6 +37,7 @@ class View:
     figures: tuple[str, ...] = FIGURES
     tables: tuple[str, ...] = TABLES
     lengths: tuple[int, ...] | None = None
+    attention_run: str | None = None  # whose heads are drawn; None = the first that was measured
     published: bool = False  # also printed tables of other corpora than ours
 
 
@@ -55,9 +59,9 @@ def read_view(path: Path | str | None) -> View:
 def _check(key: str, value: Any, where: str) -> Any:
     if key == "metric":
         return _one_of(value, tuple(METRICS), where)
-    if value is None and key in ("title", "protocol", "lengths"):
+    if value is None and key in ("title", "protocol", "attention_run", "lengths"):
         return None
-    if key in ("title", "protocol"):
+    if key in ("title", "protocol", "attention_run"):
         if not isinstance(value, str):
             raise UsageError(f"{where}: found {describe(value)}; accepted: text or null")
         return value

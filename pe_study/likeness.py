@@ -1,0 +1,125 @@
+"""Which rows may be held against each other: the same text, cut the same way, in a unit that compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from pe_study.captions import listed
+from pe_study.tables import TRUNCATION, protocols_of
+
+# Column -> what to call several of its values.
+LEVELS = {"corpus_hash": "corpora", "unit": "units of text", "tokenizer_hash": "tokenizers"}
+# What tells the texts of one study apart, and how to say it; the hash only where names do not.
+_TEXT: dict[str, Callable[[Any], str]] = {
+    "corpus": str,
+    "unit": lambda unit: f"unit {unit}",
+    "bos": lambda bos: "bos on" if bos == 1 else "bos off",
+    "corpus_hash": lambda mark: f"text {str(mark)[:8]}",
+}
+
+
+def unlike(shown: pd.DataFrame, metric: str) -> str | None:
+    """Why values of `metric` in one figure or table do not compare ("2 corpora"), or None where they do.
+
+    Bits per byte compares tokenizers, loss and perplexity per token do not.
+    """
+    told = {
+        what: shown[column].nunique()
+        for column, what in LEVELS.items()
+        if not (column == "tokenizer_hash" and metric == "bits_per_byte")
+    }
+    reasons = [f"{count} different {what}" for what, count in told.items() if count > 1]
+    return " and ".join(reasons) or None
+
+
+def warning(shown: pd.DataFrame, metric: str) -> str:
+    """A sentence for a caption, or nothing."""
+    reason = unlike(shown, metric)
+    return f" Not like for like: {reason}; only the shape of each curve can be read." if reason else ""
+
+
+def apart(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows in which a study that ran one protocol on several texts is several studies, named by the text."""
+    columns = ["study", "protocol", *_TEXT]
+    kinds = rows[columns].drop_duplicates()
+    if len(kinds) == len(kinds.drop_duplicates(["study", "protocol"])):
+        return rows
+    names = kinds["study"].astype(str)
+    for column, text in _TEXT.items():
+        here = kinds.assign(study=names).groupby("study", observed=True)
+        differ = here[column].transform("nunique") > 1
+        names = names.where(~differ, names + " (" + kinds[column].map(text).astype(str) + ")")
+    found = rows[columns].merge(kinds.assign(name=names), on=columns, how="left")["name"]
+    return rows.assign(study=pd.Categorical(found))
+
+
+def cautions(rows: pd.DataFrame) -> list[str]:
+    """What several studies, or texts, on one page do not share: one line a difference."""
+    return [*_levels(rows), *_lengths(rows), *_protocols(rows), *_documents(rows)]
+
+
+def _levels(rows: pd.DataFrame) -> list[str]:
+    said = []
+    for protocol, part in rows.groupby("protocol", observed=True):
+        for column, what in {**LEVELS, "bos": "beginnings (BOS on and off)"}.items():
+            count = part[column].nunique()
+            but = (
+                "compare them in bits per byte only"
+                if column == "tokenizer_hash"
+                else "they are not like for like"
+            )
+            if count > 1:
+                said.append(f"{protocol}: rows are over {count} different {what}; {but}.")
+    return said
+
+
+def _lengths(rows: pd.DataFrame) -> list[str]:
+    """Studies that were evaluated at other lengths, protocol by protocol."""
+    said = []
+    plain = rows[rows["rescale"] != TRUNCATION]
+    for protocol, part in plain.groupby("protocol", observed=True):
+        sets = part.groupby("study", observed=True)["length"].agg(lambda lengths: tuple(sorted(set(lengths))))
+        if sets.nunique() > 1:
+            each = "; ".join(f"{study} at {listed(lengths)}" for study, lengths in sets.items())
+            said.append(f"{protocol}: the studies have different lengths ({each}); compare shared ones only.")
+        starts = part["train_length"][part["train_length"] > 0].unique()
+        if len(starts) > 1:
+            said.append(
+                f"{protocol}: models trained at different lengths ({listed(starts)}); a length is another "
+                "multiple for each."
+            )
+    return said
+
+
+def _protocols(rows: pd.DataFrame) -> list[str]:
+    """Protocols that some studies lack; a curve of one protocol is never compared with one of another."""
+    studies = rows["study"].astype(str).unique()
+    said = []
+    for protocol in protocols_of(rows):
+        have = set(rows.loc[rows["protocol"] == protocol, "study"].astype(str))
+        lack = sorted(set(studies) - have)
+        if lack:
+            said.append(
+                f"{protocol} was not run for {', '.join(lack)}: nothing there compares with the others."
+            )
+    return said
+
+
+def _documents(rows: pd.DataFrame) -> list[str]:
+    """Studies of one text that scored other targets of it."""
+    said = []
+    keys = ["protocol", "corpus_hash", "tokenizer_hash", "unit", "bos", "stride"]
+    scored = rows[(rows["num_tokens"] > 0) & (rows["rescale"] == "none")]
+    for key, part in scored.groupby(keys, dropna=False, observed=True):
+        if part["study"].nunique() < 2 or not str(key[1]):
+            continue
+        one = part.drop_duplicates(["study", "length", "document", "position_lo"])
+        counts = one.groupby(["study", "length"], observed=True)["num_tokens"].sum().unstack("study")
+        if (counts.nunique(axis=1) > 1).any():
+            said.append(
+                f"{key[0]}: the studies scored different targets of the same text, so levels do not compare."
+            )
+    return list(dict.fromkeys(said))
