@@ -166,7 +166,7 @@ def _say_results(done: Any) -> None:
 @app.command(epilog="Example: pe-study report runs/demo --output reports/demo")
 def report(
     studies: Annotated[
-        list[str], typer.Argument(metavar="STUDY", help="evaluated studies: runs/demo, or demo")
+        list[str], typer.Argument(metavar="STUDY", help="studies (runs/demo, or demo) and files of bench")
     ],
     runs: options.Runs = Path("runs"),
     output: Annotated[Path | None, options.output("where the page goes [default: reports/NAME]")] = None,
@@ -181,7 +181,7 @@ def report(
     watch: Annotated[bool, typer.Option("--watch", help="write it again while the study runs")] = False,
     interval: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="how often to look")] = 30.0,
 ) -> None:
-    """Write the page of a study and print its path.
+    """Write the page of a study, or of several beside each other, and print its path.
 
     The folder holds index.html, report.md, figures and tables.
     """
@@ -272,7 +272,7 @@ app.add_typer(cli_tools.app)
 
 def _command(argv: Sequence[str] | None) -> int:
     try:
-        code = app(argv or ["--help"], prog_name=terminal.PROGRAM, standalone_mode=False)
+        code = app(flags.filled(argv or ["--help"]), prog_name=terminal.PROGRAM, standalone_mode=False)
     except typer.TyperException as error:
         terminal.complain(error.format_message())
         return error.exit_code
