@@ -7,29 +7,26 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import pe_study.model
-from pe_study import attention, hf_rope, hub, rope_scaling, runs
+from pe_study import attention, hf_attention, hf_rope, hub, rope_scaling, runs, trained_rescale
+from pe_study.declared import Declaration, declare
 from pe_study.errors import CheckpointError, PEStudyError, RescaleError, UsageError, did_you_mean
-from pe_study.load_checks import check_causal, check_weights, refuse_past
+from pe_study.load_checks import check_causal, check_weights
+from pe_study.position_tables import max_length as max_length
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-POSITION_TABLES = (
-    "wpe",
-    "embed_positions",
-    "positions_embed",
-    "position_embeddings",
-    "position_embedding",
-    "pos_embed",
-)
 COMPUTED_TABLES = ("gptj", "codegen", "ctrl")  # built for `n_positions` rows, held in no file
 CACHE_NAMES = ("cache", "past_key_values")  # transformers 5.20 renamed the second; it takes both
 HF_KERNELS = {
@@ -111,7 +108,11 @@ class Checkpoint:
         from transformers import AutoConfig
 
         with loading(self.source):
-            return AutoConfig.from_pretrained(self.name, **self.options)
+            config = AutoConfig.from_pretrained(self.name, **self.options)
+        said = hf_rope.mismatch(config)
+        if said:
+            logger.warning("%s: %s", self.source, said)
+        return config
 
     @property
     def is_ours(self) -> bool:
@@ -128,7 +129,7 @@ class Checkpoint:
         if not self.is_ours:
             return hf_rope.rotary(self.config)
         encoding = self.config.build_encoding()
-        if not encoding.rescales:
+        if encoding.rotary is None:
             return None
         return hf_rope.Rotary(encoding.rotary_dim, encoding.base, self.config.train_length)
 
@@ -137,8 +138,38 @@ class Checkpoint:
         if not self.is_ours:
             return rope_scaling.depends_on_length(rescale) or hf_rope.follows_running_length(self.config)
         config = copy.deepcopy(self.config)
-        config.rescale = rescale
+        follows = rope_scaling.depends_on_length(rescale)
+        config.rescale = rescale if follows else trained_rescale.in_force(config, rescale, None)
         return config.build_encoding().depends_on_length
+
+    def takes(self, rescale: str) -> bool:
+        """Whether the model can be built under a rescale, as far as its files tell."""
+        spec = rope_scaling.parse(rescale)
+        if self.is_ours:
+            return self.config.build_encoding().takes(spec)
+        turns = spec.kind == "none" or self.rotary is not None
+        return turns and (not spec.logn or hf_attention.goes_through_interface(self.config))
+
+    def frequencies(self, rescale: str, length: int) -> tuple[torch.Tensor, float] | None:
+        """Inverse frequencies and attention factor under a rescale; None where nothing here can tell them.
+
+        RescaleError where the model cannot take it.
+        """
+        if not self.is_ours:
+            return hf_rope.frequencies(self.config, rescale, length)
+        geometry, built = self.rotary, trained_rescale.in_force(self.config, rescale, length)
+        return geometry and rope_scaling.frequencies(built, **asdict(geometry), length=length)
+
+    def kept_scaling(self, rescale: str, length: int) -> tuple[str, float | None] | None:
+        """Kind and factor of the checkpoint's own scaling, where it has one and the rescale leaves it."""
+        find = trained_rescale.kept if self.is_ours else hf_rope.kept_scaling
+        return find(self.config, rescale, length)
+
+    @property
+    def trained_in(self) -> dict[str, str]:
+        """`{"trained_in": SPEC}` for a decoder of ours that was trained under a rescale, else nothing."""
+        spec = self.config.rescale if self.is_ours else "none"
+        return {} if spec == "none" else {"trained_in": spec}
 
     def check_kernel(self, kernel: str, device: torch.device | None = None) -> None:
         """UsageError for an attention kernel that is unknown or cannot run the model (None: on the CPU)."""
@@ -159,7 +190,8 @@ class Checkpoint:
         if device_map is not None:
             options["device_map"] = device_map
         if self.is_ours:
-            options |= {"length": length, "rescale": rescale, "kernel": kernel}
+            built = trained_rescale.in_force(self.config, rescale, length)
+            options |= {"length": length, "rescale": built, "kernel": kernel}
         else:
             options |= self._hf_options(rescale, length, kernel)
         with loading(self.source):
@@ -168,10 +200,10 @@ class Checkpoint:
             )
         check_weights(self.source, report)
         if not self.is_ours:
-            check_causal(self.source, model.eval())
-            declared = length or self.original_length
-            if declared is not None and self.depends_on_length(rescale):
-                refuse_past(model, declared, CACHE_NAMES)
+            hf_attention.add_logn(model.eval(), rescale, self.original_length)
+            check_causal(self.source, model)
+            if self.original_length is not None and self.depends_on_length(rescale):
+                declare(model, Declaration(self.config, rescale, length, self.original_length), CACHE_NAMES)
         return model.eval()
 
     def _hf_options(self, rescale: str, length: int | None, kernel: str) -> dict[str, Any]:
@@ -182,9 +214,7 @@ class Checkpoint:
             hf_rope.apply(config, rescale, declared)
             lift_limits(config, declared)
         elif rope_scaling.parse(rescale).kind != "none":
-            raise RescaleError(
-                f"rescale {rescale}: {self.source} has no rotary positions to rescale (use none)"
-            )
+            raise RescaleError(f"rescale {rescale}: {self.source} {hf_rope.why_not(config)} (use none)")
         implementation = HF_KERNELS[kernel]
         return {"config": config, **({"attn_implementation": implementation} if implementation else {})}
 
@@ -226,28 +256,6 @@ def lift_limits(config: Any, length: int) -> None:
         config.max_seq_len = max(config.max_seq_len, length)
 
 
-def max_length(model: Any) -> int | None:
-    """The longest context that a model has positions for; None where nothing limits it.
-
-    Our models say so; of others, a learned table of absolute positions is the only hard limit.
-    """
-    if hasattr(model, "max_length"):
-        return model.max_length
-    if not isinstance(model, nn.Module):
-        return None
-    limits = [
-        module.num_embeddings - _rows_before_the_first(module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in POSITION_TABLES
-    ]
-    return min(limits, default=None)
-
-
-def _rows_before_the_first(table: nn.Embedding) -> int:
-    """Rows of a position table that no position has: OPT's offset, RoBERTa's up to its padding row."""
-    return getattr(table, "offset", 0) + (0 if table.padding_idx is None else table.padding_idx + 1)
-
-
 def follows_running_length(model: Any) -> bool:
     """Whether a model's frequencies change with the tokens it has seen, so that no cache is exact."""
     config = getattr(model, "config", None)
@@ -282,4 +290,4 @@ def resolved_kernel(model: Any) -> str:
     """The attention kernel that runs."""
     if hasattr(model, "resolved_kernel"):
         return model.resolved_kernel(model.device)
-    return str(getattr(model.config, "_attn_implementation", "unknown"))
+    return hf_attention.own_kernel(str(getattr(model.config, "_attn_implementation", "unknown")))

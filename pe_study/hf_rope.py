@@ -8,13 +8,17 @@ window keep theirs.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from pe_study import rope_scaling
 from pe_study.errors import RescaleError
 from pe_study.rope_scaling import Rescale
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LOCAL_LAYERS = ("sliding_attention", "chunked_attention")
 _TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
@@ -71,15 +75,102 @@ def apply(config: Any, spec: str | Rescale, length: int) -> None:
     if not found:
         if rescale.kind == "none":
             return
-        raise RescaleError(
-            f"rescale {rescale.label}: {text.model_type} has no rotary positions to rescale (use none)"
-        )
+        raise RescaleError(f"rescale {rescale.label}: {text.model_type} {why_not(config)} (use none)")
     for layer_type, parameters in found:
-        changed = rope_parameters(rescale, parameters, _rotary(text, parameters), length)
+        geometry = _rotary(text, parameters)
+        if not _changes_nothing(rescale, geometry, length):
+            _refuse_unanchored(rescale, text, parameters)
+        changed = rope_parameters(rescale, parameters, geometry, length)
         if layer_type is None:
             text.rope_parameters = changed
         else:
             text.rope_parameters = {**text.rope_parameters, layer_type: changed}
+
+
+def why_not(config: Any) -> str:
+    """Why no rescale applies to a model without rope parameters, as the end of a sentence on it."""
+    if getattr(config, "rotary_dim", None):  # GPT-J, CodeGen: angles of a fixed base in a table of their own
+        return "turns by a table of its own, which takes no rescale"
+    return "has no rotary positions to rescale"
+
+
+def kept_scaling(config: Any, spec: str | Rescale, length: int) -> tuple[str, float | None] | None:
+    """Kind and factor (None: not stated) of the scaling that a checkpoint brings and a rescale leaves in
+    place; None where it brings none, or another takes its place."""
+    text = config.get_text_config()
+    for layer_type, parameters in _parameters(text):
+        kind = parameters.get("rope_type", "default")
+        if layer_type in _LOCAL_LAYERS:
+            continue
+        if kind == "default" or not _changes_nothing(
+            rope_scaling.parse(spec), _rotary(text, parameters), length
+        ):
+            return None
+        factor = parameters.get("factor")
+        return kind, None if factor is None else float(factor)
+    return None
+
+
+def mismatch(config: Any) -> str | None:
+    """What is wrong with a checkpoint whose YaRN factor is not the ratio of its lengths: the factor is used.
+
+    Llama 3's factor is none by design; where no original length is given, there is no ratio.
+    """
+    text = config.get_text_config()
+    for _, parameters in _parameters(text):
+        if parameters.get("rope_type") == "yarn" and parameters.get("factor"):
+            ratio = text.max_position_embeddings / _rotary(text, parameters).original_length
+            if ratio not in (1.0, float(parameters["factor"])):
+                return (
+                    f"its YaRN factor is {parameters['factor']:g}, its lengths make it {ratio:g} "
+                    "(max_position_embeddings / original_max_position_embeddings); the factor is used"
+                )
+    return None
+
+
+def frequencies(config: Any, spec: str | Rescale, length: int) -> tuple[Tensor, float] | None:
+    """Inverse frequencies and attention factor of the (global) layers under a rescale, whatever scaling the
+    checkpoint brings; None for a kind that transformers computes inside the model.
+
+    Raises RescaleError as `apply` does.
+    """
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    changed = copy.deepcopy(config)
+    apply(changed, spec, length)
+    text = changed.get_text_config()
+    for layer_type, parameters in _parameters(text):
+        if layer_type in _LOCAL_LAYERS:
+            continue
+        kind = parameters.get("rope_type", "default")
+        if kind == "default":
+            own = asdict(_rotary(text, parameters))
+            return rope_scaling.frequencies("none", **own, length=length)
+        if kind not in ROPE_INIT_FUNCTIONS or kind not in _TYPES:
+            return None
+        with torch.device("cpu"):
+            inv_freq, attention_factor = ROPE_INIT_FUNCTIONS[kind](
+                text, "cpu", seq_len=length, layer_type=layer_type
+            )
+        return inv_freq, float(attention_factor)
+    return None
+
+
+def _refuse_unanchored(rescale: Rescale, text: Any, own: dict[str, Any]) -> None:
+    """RescaleError on frequencies that are divided already, nobody says from which length on.
+
+    Gemma 3 states the length after such a scaling, Vicuna the one before: neither can be told from the other.
+    """
+    stated = own.get("original_max_position_embeddings") or getattr(
+        text, "original_max_position_embeddings", None
+    )
+    if own.get("rope_type") == "linear" and float(own["factor"]) != 1.0 and not stated:
+        raise RescaleError(
+            f"rescale {rescale.label}: this checkpoint is scaled already (linear:{own['factor']:g}) and its "
+            "config.json does not say from which length; accepted: none, or that length written there beside "
+            "the factor, as original_max_position_embeddings"
+        )
 
 
 def rope_parameters(rescale: Rescale, own: dict[str, Any], geometry: Rotary, length: int) -> dict[str, Any]:

@@ -78,12 +78,15 @@ def quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def no_progress_bars() -> Iterator[None]:
     """Within the block, transformers draws none (its own ignore whether stderr is a terminal)."""
+    from transformers import modeling_gguf_pytorch_utils as gguf
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, of_gguf = logging.is_progress_bar_enabled(), gguf.tqdm
     logging.disable_progress_bar()
+    gguf.tqdm = functools.partial(of_gguf, disable=True)
     try:
         yield
     finally:
+        gguf.tqdm = of_gguf
         if shown:
             logging.enable_progress_bar()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pe_study import (
     encodings,
+    findings,
     forecast,
     layout,
     overlays,
@@ -135,7 +136,16 @@ def results(folder: Path) -> str:
         wide = tables.main_table(shown, metric, sorted(shown["length"].unique())).reset_index()
         lines = [{str(key): _figure(value) for key, value in row.items()} for row in wide.to_dict("records")]
         blocks.append(f"{tables.METRICS[metric]}, {protocol}\n{layout.table(lines)}")
-    return "\n\n".join(blocks)
+    return "\n\n".join([*blocks, *_cache_lines(folder)])
+
+
+def _cache_lines(folder: Path) -> list[str]:
+    """What an 8-bit cache cost, in one line; none where none was asked for."""
+    summary = runs.read_json(folder / "results.json")
+    sentence = findings.cache_sentence(summary["notes"].get("cache_costs") or [])
+    if sentence is None and summary["config"]["plan"]["cache"] == "fp8":
+        sentence = "What the 8-bit cache costs is not known: run the same command with --cache full, too."
+    return [sentence] if sentence else []
 
 
 def _figure(value: object) -> str:

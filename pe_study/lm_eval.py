@@ -15,8 +15,8 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
-from pe_study import checkpoints
-from pe_study.errors import UsageError
+from pe_study import checkpoints, terminal
+from pe_study.errors import PEStudyError, UsageError
 from pe_study.leaves import parse_length
 
 
@@ -98,12 +98,17 @@ def _declared(checkpoint: checkpoints.Checkpoint, max_length: int | str | None) 
         raise UsageError(f"max_length: {error}") from None
 
 
-def main() -> None:
-    """lm-eval's command line."""
+def main() -> int:
+    """lm-eval's command line; what we refuse is one line and our exit code."""
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except PEStudyError as error:
+        terminal.complain(str(error))
+        return error.exit_code
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

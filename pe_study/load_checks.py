@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from pe_study.errors import CheckpointError, LengthError
+from pe_study.errors import CheckpointError
 
 
 def check_weights(source: str, loading: Mapping[str, Any]) -> None:
@@ -27,19 +27,3 @@ def check_causal(source: str, model: Any) -> None:
         raise CheckpointError(
             f"{source}: not a causal language model ({model.config.model_type} looks at the tokens to come)"
         )
-
-
-def refuse_past(model: Any, length: int, cache_names: Sequence[str]) -> None:
-    """Makes the model refuse (LengthError) more tokens, cached ones counted, than it was declared for."""
-
-    def check(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        ids = arguments[0] if arguments else options.get("input_ids")
-        caches = (options.get(name) for name in cache_names)
-        past = max((int(cache.get_seq_length()) for cache in caches if cache is not None), default=0)
-        if ids is not None and past + ids.shape[-1] > length:
-            raise LengthError(
-                f"{past + ids.shape[-1]} tokens cross the declared length {length}; "
-                "load the checkpoint with a longer one"
-            )
-
-    model.register_forward_pre_hook(check, with_kwargs=True)

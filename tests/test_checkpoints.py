@@ -108,10 +108,28 @@ def test_a_declared_length_is_not_crossed(folder):
     model, _ = load_causal_lm(folder, rescale="yarn:auto", length=64)
     cache = model(torch.zeros(1, 60, dtype=torch.long), use_cache=True).cache
     model(torch.zeros(1, 4, dtype=torch.long), cache=cache)
-    with pytest.raises(LengthError, match="65 tokens cross the declared length 64"):
+    with pytest.raises(LengthError, match=r"65 tokens cross the declared length 64; load .*length=65"):
         model(torch.zeros(1, 1, dtype=torch.long), cache=cache)
+    with pytest.raises(LengthError, match="65 tokens cross the declared length 64"):
+        model.generate(torch.zeros(1, 60, dtype=torch.long), max_new_tokens=5)
     free, _ = load_causal_lm(folder, rescale="yarn:2", length=64)
     free(torch.zeros(1, 80, dtype=torch.long))
+
+
+@pytest.mark.parametrize("spec", ["none", "dynamic:2", "ntk:auto", "yarn:auto"])
+def test_generate_declares_prompt_and_new_tokens_first(folder, spec):
+    """As our decoder does: the numbers are those of a model loaded for the whole length."""
+    ids, new = torch.arange(1, 31)[None], 20
+    options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    options["attention_mask"] = torch.ones_like(ids)
+    model, expected = load_causal_lm(folder, spec)[0], load_causal_lm(folder, spec, length=50)[0]
+    before = model(ids).logits
+    assert torch.equal(model.generate(ids, **options), expected.generate(ids, **options))
+    assert torch.equal(model(ids).logits, before), "only for that call"
+    assert type(model).__name__ == "LlamaForCausalLM"
+    if spec != "none":
+        with pytest.raises(LengthError):
+            model(torch.zeros(1, 33, dtype=torch.long))
 
 
 def test_an_open_checkpoint_reads_no_weights(folder):

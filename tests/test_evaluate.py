@@ -170,18 +170,6 @@ def test_a_checkpoint_runs_the_same_plan(tmp_path, text):
     assert set(frame["length"]) == {32, 64, 128}
 
 
-def test_quantised_cache_costs_a_little(tmp_path, text):
-    source = str(llama_folder(tmp_path / "llama"))
-    plan = plan_of(corpus=str(text), lengths=[512], protocols=["prefix"], rescales=["none"], num_documents=1)
-    full = rows.read_rows(evaluate(source, plan, runs_root=tmp_path))
-    quantised = plan.with_overrides(["cache=fp8"])
-    eighth = rows.read_rows(evaluate(source, quantised, runs_root=tmp_path))
-    assert set(eighth["dtype"]) == {"float32, fp8 cache"}
-    assert eighth["num_tokens"].sum() == full["num_tokens"].sum() == 512
-    assert eighth["nll_sum"].sum() == pytest.approx(full["nll_sum"].sum(), rel=0.01)
-    assert eighth["nll_sum"].sum() != full["nll_sum"].sum()
-
-
 @pytest.mark.parametrize(
     ("error", "changes", "message"),
     [
@@ -201,7 +189,7 @@ def test_what_no_subject_can_do_is_refused_before_any_work(study, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(evaluation.Texts, "of", lambda *_: pytest.fail("read the text first"))
     learned = str(study / "tiny" / "learned-s0")
-    with pytest.raises(RescaleError, match=r"found yarn:4; accepted: none \(no rotary positions: learned-s0"):
+    with pytest.raises(RescaleError, match=r"found yarn:4; accepted: none \(learned-s0 has no rotary pos"):
         evaluate(learned, plan_of(rescales=["yarn:4"]), runs_root=study)
     with pytest.raises(UsageError, match='did you mean "flash"'):
         evaluate("tiny", plan_of(), runs_root=study, kernel="flsh")

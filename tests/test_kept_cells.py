@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import pandas as pd
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from pe_study.evaluators import cells, summary
+from pe_study.checkpoints import Checkpoint
+from pe_study.evaluators import cells, evaluation, summary
 from pe_study.evaluators.study import evaluate
+from pe_study.evaluators.subjects import _files_hash, checkpoint_subject
 from pe_study.plan import load_plan
 from pe_study.rows import make_rows, read_rows
 from pe_study.tokenization import byte_tokenizer
@@ -68,6 +72,43 @@ def test_other_numbers_of_targets_replace_each_other(run):
     assert targets(run(protocols=draws[1:])) == {("exact-context", 16): 20}
     kept = {("exact-context", 16): 20, ("prefix", 16): 16}
     assert targets(run(protocols=["prefix"])) == kept, "of a protocol that is not asked for, the latest draw"
+
+
+def test_another_longest_length_measures_only_what_it_changes(run, monkeypatch):
+    """The longest length decides the targets of sampled protocols; others are what they were."""
+    protocols = ["exact-context", "nonoverlapping"]
+    run(lengths=[16, 32], protocols=protocols)
+    measured = []
+    plain = evaluation.measure_together
+    monkeypatch.setattr(
+        evaluation, "measure_together", lambda jobs, *rest: measured.extend(jobs) or plain(jobs, *rest)
+    )
+    run(lengths=[16, 64], protocols=protocols)
+    assert [(job.protocol.name, job.length) for job in measured] == [
+        ("exact-context", 16),
+        ("exact-context", 64),
+        ("nonoverlapping", 64),
+    ]
+
+
+def test_what_lies_beside_the_weights_is_not_the_model(source, tmp_path):
+    """Results that are written into the folder of a checkpoint do not make it another one."""
+    shutil.copytree(source, tmp_path / "model")
+    before = checkpoint_subject(str(tmp_path / "model"), {}).fingerprint
+    (tmp_path / "model" / "runs").mkdir()
+    assert checkpoint_subject(str(tmp_path / "model"), {}).fingerprint == before
+    os.utime(tmp_path / "model" / "model.safetensors", (0, 0))
+    assert checkpoint_subject(str(tmp_path / "model"), {}).fingerprint != before
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    checkpoints = [
+        Checkpoint(name, str(tmp_path), "float32", {"gguf_file": name}) for name in ("a.gguf", "b.gguf")
+    ]
+    for checkpoint in checkpoints:
+        checkpoint.__dict__["config"] = LlamaConfig()
+    first, second = map(_files_hash, checkpoints)
+    (tmp_path / "b.gguf").write_bytes(b"GGUF, longer")
+    assert (_files_hash(checkpoints[0]) == first) and (_files_hash(checkpoints[1]) != second)
 
 
 def test_a_changed_file_of_factors_is_measured_again(run, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from transformers import (
     AutoModelForCausalLM,
     CodeGenConfig,
     CTRLConfig,
+    Gemma3TextConfig,
     GPTJConfig,
     LlamaConfig,
     OpenAIGPTConfig,
@@ -17,9 +20,12 @@ from transformers import (
     RobertaConfig,
 )
 
+from pe_study import rope_scaling
 from pe_study.checkpoints import open_checkpoint
 from pe_study.errors import LengthError, RescaleError
+from pe_study.evaluators import study
 from pe_study.evaluators.perplexity import evaluate_perplexity
+from pe_study.evaluators.subjects import checkpoint_subject
 from pe_study.hf_rope import Rotary, rope_parameters
 from pe_study.rope_scaling import parse
 
@@ -43,7 +49,7 @@ SCALINGS = {
         "high_freq_factor": 4.0,
     },
     "yarn": {**ORIGINAL, "rope_type": "yarn", "factor": 4.0},
-    "linear": {"rope_theta": 500.0, "rope_type": "linear", "factor": 4.0},
+    "linear": {**ORIGINAL, "rope_type": "linear", "factor": 4.0},
     "dynamic": {"rope_theta": 500.0, "rope_type": "dynamic", "factor": 4.0},
     "longrope": {**ORIGINAL, "rope_type": "longrope", "short_factor": [1.5] * 8, "long_factor": [3.0] * 8},
 }
@@ -100,6 +106,80 @@ def test_without_a_declared_length_it_is_the_checkpoint_s_own_and_is_not_crossed
             model(longer[:, :1], **{name: cache})
 
 
+GEMMA = Gemma3TextConfig(
+    **SIZES,
+    max_position_embeddings=128,
+    num_key_value_heads=2,
+    head_dim=16,
+    sliding_window=8,
+    layer_types=["sliding_attention", "full_attention"],
+    rope_parameters={
+        "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
+        "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+    },
+)
+LONGCHAT = LlamaConfig(
+    **SIZES, max_position_embeddings=128, rope_parameters={"rope_type": "linear", "factor": 8.0}
+)
+
+
+@pytest.mark.parametrize("config", [GEMMA, LONGCHAT], ids=["gemma3", "longchat"])
+def test_a_linear_scaling_that_names_no_original_length_is_kept_or_refused(config, tmp_path):
+    """Gemma 3 states the length after its scaling, Vicuna the one before: no factor can be anchored."""
+    checkpoint = saved(config, tmp_path)
+    assert checkpoint.load("none", 256) is not None
+    assert checkpoint.load("yarn:auto", 128) is not None
+    for spec in ("linear:2", "yarn:2", "ntk:auto", "dynamic", "llama3:2"):
+        with pytest.raises(RescaleError, match=r"scaled already \(linear:8\).*original_max_position"):
+            checkpoint.load(spec, 256)
+        with pytest.raises(RescaleError, match="accepted: none"):
+            checkpoint.frequencies(spec, 256)
+
+
+def test_a_stated_original_length_is_the_anchor(tmp_path):
+    config = copy.deepcopy(LONGCHAT)
+    config.rope_parameters["original_max_position_embeddings"] = 16
+    checkpoint = saved(config, tmp_path)
+    assert checkpoint.rotary.original_length == 16
+    inv_freq, _ = rope_scaling.frequencies(
+        "yarn:8", rotary_dim=16, base=checkpoint.rotary.base, original_length=16, length=128
+    )
+    torch.testing.assert_close(checkpoint.load("yarn:auto", 128).model.rotary_emb.inv_freq, inv_freq)
+
+
+@pytest.mark.parametrize(("longest", "warned"), [(32, False), (64, True), (128, False)])
+def test_a_yarn_factor_that_its_lengths_belie_is_used_and_told(longest, warned, tmp_path, caplog):
+    """Case 24: 4 and not 64 / 32. Where the maximum is the original length there is no ratio to compare."""
+    options = {**SIZES, "max_position_embeddings": longest, "rope_parameters": SCALINGS["yarn"]}
+    checkpoint = saved(LlamaConfig(**options), tmp_path)
+    inv_freq, _ = rope_scaling.frequencies(
+        "yarn:4", rotary_dim=16, base=500.0, original_length=32, length=longest
+    )
+    torch.testing.assert_close(checkpoint.load("none").model.rotary_emb.inv_freq, inv_freq)
+    said = [record.getMessage() for record in caplog.records if record.name == "pe_study.checkpoints"]
+    assert len(said) == int(warned)
+    if warned:
+        assert "its YaRN factor is 4, its lengths make it 2" in said[0]
+
+
+def test_notes_tell_the_frequencies_that_the_model_has(checkpoint):
+    """Under `none` and S = 1 those of the checkpoint's own scaling, which is no `unscaled`."""
+    subject = checkpoint_subject(checkpoint.source, {})
+    kind = checkpoint.config.rope_parameters["rope_type"]
+    for spec, length, own in (("none", 128, True), ("linear:1", 32, True), ("linear:7", 128, False)):
+        note = study.rescale_note(subject, spec, length)
+        rotary = checkpoint.load(spec, length).model.rotary_emb
+        inv_freq, attention_factor = checkpoint.frequencies(spec, length)
+        assert torch.equal(inv_freq, rotary.inv_freq)
+        assert note["attention_factor"] == attention_factor == rotary.attention_scaling
+        assert note["own_scaling"] == (kind if own else None)
+        assert note["factor"] == (checkpoint.config.rope_parameters.get("factor") if own else 7.0)
+        unscaled = rope_scaling.unscaled(16, 500.0)
+        kept = int(torch.isclose(inv_freq, unscaled, rtol=1e-5, atol=0).sum())
+        assert note["kept"] == kept
+        assert note["kept"] + note["blended"] + note["interpolated"] == 8
+
+
 def test_frequencies_of_an_unknown_kind_are_not_replaced():
     own = {"rope_theta": 500.0, "rope_type": "proportional", "partial_rotary_factor": 0.25}
     geometry = Rotary(4, 500.0, 32)
@@ -143,6 +223,9 @@ def test_a_computed_table_grows(name, tmp_path):
     checkpoint = saved(COMPUTED[name], tmp_path)
     assert checkpoint.original_length == 32
     assert statuses(checkpoint) == [{"ok"}, {"ok"}]
+    why = "has no rotary positions" if name == "ctrl" else "turns by a table of its own"
+    with pytest.raises(RescaleError, match=f"{name} {why}"):
+        checkpoint.load("yarn:2", 64)
     ids = torch.arange(3, 33)[None]
     short, long = checkpoint.load("none", 32), checkpoint.load("none", 64)
     torch.testing.assert_close(long(ids).logits, short(ids).logits)

@@ -371,6 +371,8 @@ def test_ids_outside_the_vocabulary_are_refused(llama):
         ({"lengths": [8], "protocol": "sliding"}, "needs a stride"),
         ({"lengths": [8], "protocol": "prefix", "aggregation": "mean"}, "available: token, yarn"),
         ({"lengths": [8], "protocol": "prefix", "batch_tokens": 0}, "at least 1"),
+        ({"lengths": [8], "protocol": "prefix", "bos_token_id": -1}, "id of a token"),
+        ({"lengths": [8], "protocol": "prefix", "bos_token_id": True}, "id of a token"),
         ({"lengths": [8], "protocol": "prefix", "load": uniform}, "exactly one"),
     ],
 )

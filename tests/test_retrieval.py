@@ -199,6 +199,26 @@ def test_rows_of_a_study(study, tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(again, frame)
 
 
+def test_the_factor_is_that_of_the_frequencies(study, tmp_path):
+    """A needle's prompt and answer fit into the declared length; a copy has no answer behind it."""
+    [rope] = [
+        e for e in evaluations(study, rescales=["yarn:auto"], lengths=[300]) if e.subject.name == "rope-s0"
+    ]
+    declared = {"passkey": 300 + len(" 12345") + 2, "copy": 300}
+    built = []
+    plain = rope.subject.checkpoint.load
+
+    def load(rescale, length, *options):
+        built.append(length)
+        return plain(rescale, length, *options)
+
+    rope.subject.checkpoint.load = load
+    frame = retrieval.measure([rope], tmp_path)
+    assert built == list(declared.values())
+    for task, length in declared.items():
+        assert set(frame[frame["task"] == task]["factor"]) == {length / 16}
+
+
 def test_rows_of_runs_that_are_not_picked_stay(study, tmp_path):
     both = evaluations(study, lengths=[64], tasks=["copy"])
     fingerprints = [each.subject.fingerprint for each in both]

@@ -6,35 +6,37 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import pandas as pd
 
 from pe_study import checkpoints, longrope, rope_scaling
-from pe_study.evaluators import sharing, windows
+from pe_study.evaluators import controls, diagnostics, far_context, sharing, windows
 from pe_study.evaluators.cells import CellStore
-from pe_study.evaluators.jobs import Job
+from pe_study.evaluators.jobs import DocumentSequence, Job
 from pe_study.evaluators.perplexity import Measured, guarded, measure_together
 from pe_study.evaluators.reading import Reading
 from pe_study.evaluators.subjects import Subject
 from pe_study.evaluators.texts import Text, Texts
 from pe_study.evaluators.truncation import TRUNCATION, Truncation
 from pe_study.plan import Plan, ProtocolSpec
-from pe_study.rows import make_rows
+from pe_study.rows import NO_CONTROL, make_rows
 
 logger = logging.getLogger(__name__)
 
-CELL_VERSION = 1  # raised when a cell's numbers would come out differently
+CELL_VERSION = 2  # raised when a cell's numbers would come out differently
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement: a rescale at a length, by a protocol. `rescale` may be the truncation line."""
+    """One measurement: a rescale at a length, by a protocol, under a control. `rescale` may be the truncation
+    line."""
 
     rescale: str
     length: int
     protocol: windows.Protocol
+    control: str = NO_CONTROL
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,15 @@ class Evaluation:
         subject.checkpoint.check_kernel(kernel, sharing.device())
         if subject.checkpoint.rotary is not None:
             for rescale in plan.rescales:
-                rope_scaling.frequencies(
-                    rescale, **asdict(subject.checkpoint.rotary), length=max(plan.resolve_lengths(None))
-                )
-        return cls(subject, plan, kernel, texts.of(subject, plan))
+                subject.checkpoint.frequencies(rescale, max(plan.resolve_lengths(None)))
+        far_context.check(plan, subject.name, subject.train_length)
+        for control in controls.asked(plan):
+            controls.check(subject, control, kernel, sharing.device())
+        if plan.diagnostics:
+            diagnostics.check(subject)
+        text = texts.of(subject, plan)
+        far_context.check_documents(plan, text.sequences)
+        return cls(subject, plan, kernel, text)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -64,48 +71,63 @@ class Evaluation:
 
     @property
     def rescales(self) -> tuple[str, ...]:
-        """The plan's rescales where the model has RoPE, else `none`."""
-        return self.plan.rescales if self.subject.checkpoint.rotary is not None else ("none",)
+        """The plan's rescales that the model knows, `none` where it knows none of them."""
+        if not self.plan.rescale_all and self.subject.checkpoint.rotary is None:
+            return ("none",)
+        return tuple(filter(self.subject.checkpoint.takes, self.plan.rescales)) or ("none",)
 
     def cells(self) -> Iterator[Cell]:
         """Cells that share a model, or one pass for all their lengths, follow one another."""
+        for cell in self._all_cells():
+            if far_context.measures(cell.control, cell.protocol, cell.length, self.subject.train_length):
+                yield cell
+
+    def _all_cells(self) -> Iterator[Cell]:
         protocols = [_protocol(spec) for spec in self.plan.protocols]
-        for rescale in self.rescales:
+        for rescale, control in product(self.rescales, self._controls):
             together = [p for p in protocols if p.name == "prefix" and not self._follows_length(rescale)]
-            yield from (Cell(rescale, length, p) for p in together for length in self.lengths)
+            yield from (Cell(rescale, length, p, control) for p in together for length in self.lengths)
             alone = [p for p in protocols if p not in together]
-            yield from (Cell(rescale, length, p) for length in self.lengths for p in alone)
+            yield from (Cell(rescale, length, p, control) for length in self.lengths for p in alone)
         if self.plan.truncation and self.subject.train_length is not None:
             longer = [length for length in self.lengths if length > self.subject.train_length]
             yield from (Cell(TRUNCATION, length, p) for p in protocols for length in longer)
 
+    @property
+    def _controls(self) -> tuple[str, ...]:
+        return (NO_CONTROL, *controls.asked(self.plan), *far_context.asked(self.plan))
+
     def describe(self) -> list[dict[str, Any]]:
         """What would be measured, a mapping a cell."""
-        return [
-            {
-                "run": self.subject.name,
-                "rescale": cell.rescale,
-                "length": cell.length,
-                "protocol": cell.protocol.name,
-                "stride": cell.protocol.stride,
-            }
-            for cell in self.cells()
-        ]
+        return [self.names(cell) for cell in self.cells()]
 
-    def key(self, cell: Cell) -> dict[str, Any]:
-        """What decides a cell's numbers."""
+    def names(self, cell: Cell) -> dict[str, Any]:
+        """The words by which a person knows a cell."""
+        return {
+            "run": self.subject.name,
+            "rescale": cell.rescale,
+            "length": cell.length,
+            "protocol": cell.protocol.name,
+            "stride": cell.protocol.stride,
+            **({"control": cell.control} if len(self._controls) > 1 else {}),
+        }
+
+    def key(self, cell: Cell, cache: str | None = None) -> dict[str, Any]:
+        """What decides a cell's numbers, under the plan's cache or another."""
         return {
             "version": CELL_VERSION,
             "fingerprint": self.subject.fingerprint,
             "text": self.text.hash,
-            "longest": max(self.lengths),
+            "longest": max(self.lengths) if cell.protocol.num_targets is not None else None,
             "kernel": self.kernel,
-            "dtype": self._dtype,
+            "dtype": self._dtype(cache or self.plan.cache),
             "identity": dict(self.subject.identity),
             "rescale": cell.rescale,
             "length": cell.length,
             "protocol": asdict(cell.protocol),
             **factors_of(cell.rescale),
+            **({} if cell.control == NO_CONTROL else {"control": cell.control}),
+            **self.subject.checkpoint.trained_in,
         }
 
     def run(self, store: CellStore, on_cell: Callable[[pd.DataFrame], None]) -> list[pd.DataFrame]:
@@ -132,11 +154,10 @@ class Evaluation:
     def _reading(self) -> Reading:
         return Reading(self.plan.batch_tokens, self.plan.cache)
 
-    @property
-    def _dtype(self) -> str:
+    def _dtype(self, cache: str) -> str:
         """Of the weights, and of the cached keys and values where they have another."""
         dtype = self.subject.checkpoint.dtype
-        return dtype if self.plan.cache == "full" else f"{dtype}, {self.plan.cache} cache"
+        return dtype if cache == "full" else f"{dtype}, {cache} cache"
 
     def _follows_length(self, rescale: str) -> bool:
         return self.subject.checkpoint.depends_on_length(rescale)
@@ -144,25 +165,38 @@ class Evaluation:
     def _pass(self, cell: Cell) -> tuple[Any, ...]:
         """Cells of one pass are measured together."""
         own = cell.protocol.name != "prefix" or cell.rescale == TRUNCATION
+        own = own or cell.control in controls.OF_A_WINDOW
         if not own and not self._follows_length(cell.rescale):
-            return cell.rescale, cell.protocol
-        return cell.rescale, cell.protocol, cell.length
+            return cell.rescale, cell.protocol, cell.control
+        return cell.rescale, cell.protocol, cell.control, cell.length
 
     def _measure(self, missing: Sequence[Cell], models: Models, truncation: Truncation) -> list[Measured]:
         jobs = [
-            Job.build(self.text.sequences, cell.protocol, cell.length, longest=max(self.lengths))
+            Job.build(self._sequences(cell), cell.protocol, cell.length, longest=max(self.lengths))
             for cell in missing
         ]
         if not missing:
             return []
-        rescale = missing[0].rescale
+        rescale, control = missing[0].rescale, missing[0].control
         if rescale == TRUNCATION:
             return [guarded(job, partial(truncation.measure, job)) for job in jobs]
-        return measure_together(jobs, lambda length: models.get(rescale, length), self._reading)
+        if control in far_context.asked(self.plan):
+            jobs = [far_context.replaced(job, control, self.subject.train_length or 0) for job in jobs]
+        return measure_together(jobs, lambda length: models.get(rescale, length, control), self._reading)
+
+    def _sequences(self, cell: Cell) -> list[DocumentSequence]:
+        """What a cell reads: windows fill documents without a tail, samples are drawn from all of them."""
+        sampled = cell.protocol.num_targets is not None
+        return self.text.sequences if sampled else self.text.without_tails(max(self.lengths))
 
     def _truncation(self, models: Models) -> Truncation:
         limit = self.subject.train_length or 1
-        return Truncation(self.text.sequences, limit, lambda: models.get("none", limit), self._reading)
+        return Truncation(
+            self.text.without_tails(max(self.lengths)),
+            limit,
+            lambda: models.get("none", limit),
+            self._reading,
+        )
 
     def _frame(self, cell: Cell, measured: Measured, models: Models) -> pd.DataFrame:
         rows, reason = measured
@@ -172,19 +206,24 @@ class Evaluation:
             **self.subject.identity,
             **self.text.columns,
             "train_length": self.subject.train_length,
-            "dtype": self._dtype,
+            "dtype": self._dtype(self.plan.cache),
             "mask_kind": "causal",
             "rescale": cell.rescale,
-            "factor": self._factor(cell),
+            "factor": self.factor(cell.rescale, cell.length),
+            "control": cell.control,
             "kernel": models.kernel,
         }
         return make_rows([{**shared, **row} for row in rows])
 
-    def _factor(self, cell: Cell) -> float | None:
-        rotary = self.subject.checkpoint.rotary
-        if rotary is None or cell.rescale == TRUNCATION:
+    def factor(self, rescale: str, length: int) -> float | None:
+        """S of a rescale; None where nothing is rescaled by a number."""
+        if rescale == TRUNCATION:
             return None
-        return rope_scaling.parse(cell.rescale).resolved_factor(rotary.original_length, cell.length)
+        rotary, spec = self.subject.checkpoint.rotary, rope_scaling.parse(rescale)
+        if rotary is not None:
+            return spec.resolved_factor(rotary.original_length, length)
+        original = self.subject.train_length
+        return spec.resolved_factor(original, length) if spec.factor is not None and original else None
 
 
 def factors_of(rescale: str) -> dict[str, Any]:
@@ -210,10 +249,11 @@ class Models:
     _model: Any = None
     _of: tuple[str, int] | None = field(default=None)
 
-    def get(self, rescale: str, length: int) -> Any:
+    def get(self, rescale: str, length: int, control: str = NO_CONTROL) -> Any:
         if self._of != (rescale, length):
             self._model = self._of = None
             self._model = self.subject.checkpoint.load(rescale, length, self.asked, sharing.device())
             self._of = (rescale, length)
             self.kernel = checkpoints.resolved_kernel(self._model)
+        controls.put(self._model, control)
         return self._model

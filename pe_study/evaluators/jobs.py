@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,11 @@ class DocumentSequence:
         entropy = zlib.crc32(self.ids.tobytes())
         bos = self.bos_token_id is not None
         return protocol.plan(windows.Cut(num_targets, length, longest, bos, entropy))
+
+    def cut(self, num_targets: int) -> DocumentSequence:
+        """Its first `num_targets` targets."""
+        covered = None if self.token_bytes is None else self.token_bytes[: num_targets + 1]
+        return replace(self, ids=self.ids[: num_targets + 1], token_bytes=covered)
 
 
 def read_documents(documents: Sequence[Any], bos_token_id: int | None) -> list[DocumentSequence]:

@@ -63,6 +63,8 @@ def evaluate_perplexity(
         raise UsageError(f'unknown aggregation "{aggregation}" (available: {", ".join(AGGREGATIONS)})')
     if batch_tokens < 1:
         raise UsageError(f"batch_tokens is {batch_tokens!r}; expected at least 1")
+    if bos_token_id is not None and (isinstance(bos_token_id, bool) or bos_token_id < 0):
+        raise UsageError(f"bos_token_id is {bos_token_id!r}; expected the id of a token, or None for no BOS")
     lengths = list(lengths)
     if not lengths:
         raise UsageError("lengths is empty; expected at least one length in tokens")

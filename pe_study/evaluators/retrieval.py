@@ -18,9 +18,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
-from pe_study import rope_scaling
 from pe_study.errors import DataError, LengthError, PEStudyError
-from pe_study.evaluators import cells
+from pe_study.evaluators import cells, sharing
 from pe_study.evaluators.evaluation import Evaluation, Models, factors_of
 from pe_study.evaluators.haystacks import NUM_COPIED, Haystack, Haystacks, answers
 from pe_study.evaluators.reader import Reader
@@ -36,7 +35,7 @@ COPY = "copy"
 FOLDER = "retrieval"
 FLOOR = 0.5
 _MORE_TOKENS = 2  # generated beyond the answer's own number: the same text may take more of them
-_VERSION = 1  # raised when the numbers would come out differently
+_VERSION = 2  # raised when the numbers would come out differently
 
 
 @dataclass(frozen=True)
@@ -53,19 +52,25 @@ def measure(
 ) -> pd.DataFrame:
     """The retrieval tasks of the evaluations' plan, written to `folder/retrieval.parquet`.
 
-    A finished cell is kept and not measured again. Cells that were measured before in the same way stay in
-    the file: of these models, and of others that `fingerprints` name.
+    A finished cell is kept and not measured again; several processes share the others. Cells that were
+    measured before in the same way stay in the file: of these models, and of others that `fingerprints` name.
     """
-    cells_of = [pair for evaluation in evaluations for pair in _measure_one(evaluation, folder / FOLDER)]
-    cells_of += _kept(folder / FOLDER, fingerprints, [key for key, _ in cells_of])
-    frames: dict[tuple[str, str], list[pd.DataFrame]] = {}
-    for key, cell in cells_of:
-        frames.setdefault((key["fingerprint"], key["identity"]["run"]), []).append(cell)
-    frame = pd.concat(
-        [_floored(pd.concat(of_one, ignore_index=True)) for of_one in frames.values()], ignore_index=True
-    )
-    write_rows(frame, folder, RETRIEVAL)
+    measured = [pair for evaluation in evaluations for pair in _measure_one(evaluation, folder / FOLDER)]
+    if not sharing.is_main():
+        return _joined(measured)
+    with cells.CellStore(folder).assembling():
+        kept = _kept(folder / FOLDER, fingerprints, [key for key, _ in measured])
+        frame = _joined(measured + kept)
+        write_rows(frame, folder, RETRIEVAL)
     return frame
+
+
+def _joined(measured: Sequence[Measured]) -> pd.DataFrame:
+    frames: dict[tuple[str, str], list[pd.DataFrame]] = {}
+    for key, cell in measured:
+        frames.setdefault((key["fingerprint"], key["identity"]["run"]), []).append(cell)
+    of_models = [_floored(pd.concat(of_one, ignore_index=True)) for of_one in frames.values()]
+    return pd.concat(of_models, ignore_index=True)
 
 
 def accuracy(frame: pd.DataFrame) -> pd.DataFrame:
@@ -86,19 +91,23 @@ def accuracy(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _measure_one(evaluation: Evaluation, folder: Path) -> list[Measured]:
     task_runner = _Tasks(evaluation)
-    found: list[Measured] = []
-    for cell in task_runner.cells():
-        key = task_runner.key(cell)
-        home = folder / cells.name(key)
-        if (home / "key.json").is_file():
-            found.append((key, read_rows(home, RETRIEVAL)))
-            continue
-        frame = task_runner.frame(cell)
-        found.append((key, frame))
+    keys = {cell: task_runner.key(cell) for cell in task_runner.cells()}
+    homes = {cell: folder / cells.name(key) for cell, key in keys.items()}
+    found = {cell: read_rows(home, RETRIEVAL) for cell, home in homes.items() if _is_kept(home)}
+    sharing.wait()  # all have looked before one writes
+    mine = {}
+    for cell in sharing.mine([cell for cell in keys if cell not in found]):
+        frame = mine[cell] = task_runner.frame(cell)
         if not set(frame["status"]) & {"oom", "error"}:
-            write_rows(frame, home, RETRIEVAL)
-            write_json(home / "key.json", key)
-    return found
+            write_rows(frame, homes[cell], RETRIEVAL)
+            write_json(homes[cell] / "key.json", keys[cell])
+    for part in sharing.gathered(mine):
+        found |= part
+    return [(keys[cell], found[cell]) for cell in keys]
+
+
+def _is_kept(home: Path) -> bool:
+    return (home / "key.json").is_file()
 
 
 def _kept(
@@ -185,7 +194,7 @@ class _Tasks:
 
     def frame(self, cell: RetrievalCell) -> pd.DataFrame:
         """The rows of a cell; one row with a status where it cannot be measured."""
-        subject, rotary = self.evaluation.subject, self.evaluation.subject.checkpoint.rotary
+        subject = self.evaluation.subject
         rows = self._guarded(cell)
         shared = {
             **subject.identity,
@@ -196,9 +205,7 @@ class _Tasks:
             "length": cell.length,
             "rescale": cell.rescale,
             "kernel": self.models.kernel,
-            "factor": None
-            if rotary is None
-            else rope_scaling.parse(cell.rescale).resolved_factor(rotary.original_length, cell.length),
+            "factor": self.evaluation.factor(cell.rescale, cell.length),
         }
         return make_rows([{**shared, **row} for row in rows], RETRIEVAL_COLUMNS)
 
@@ -227,8 +234,10 @@ class _Tasks:
             for sample in range(self.plan.num_samples)
         ]
         longest_answer = max(len(ids) for prompt in prompts for ids in prompt.candidate_ids)
-        model = self.models.get(cell.rescale, cell.length + longest_answer + _MORE_TOKENS)
-        return [score_needle(model, prompt, self.tokenizer) for prompt in prompts]
+        declared = cell.length + longest_answer + _MORE_TOKENS
+        factor = self.evaluation.factor(cell.rescale, declared)
+        model = self.models.get(cell.rescale, declared)
+        return [score_needle(model, prompt, self.tokenizer) | {"factor": factor} for prompt in prompts]
 
     def _copies(self, cell: RetrievalCell) -> list[dict[str, Any]]:
         documents = self.evaluation.text.documents.documents

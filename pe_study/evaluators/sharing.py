@@ -55,6 +55,15 @@ def mine(items: Iterable[Item]) -> Iterator[Item]:
     return (item for number, item in enumerate(items) if number % count == rank)
 
 
+def gathered(item: Item) -> list[Item]:
+    """What every process gives here, by rank."""
+    if num_processes() == 1:
+        return [item]
+    found: list[Any] = [None] * num_processes()
+    dist.all_gather_object(found, item)
+    return found
+
+
 def added(arrays: list[np.ndarray], read: Callable[[], Any]) -> None:
     """Run `read`, which fills `arrays` with this process's share, then make them the sums over all processes.
 
@@ -68,9 +77,8 @@ def added(arrays: list[np.ndarray], read: Callable[[], Any]) -> None:
         read()
     except Exception as error:
         failure = error
-    reasons: list[Any] = [None] * num_processes()
     mine_is = None if failure is None else (is_out_of_memory(failure), f"{type(failure).__name__}: {failure}")
-    dist.all_gather_object(reasons, mine_is)
+    reasons = gathered(mine_is)
     if failure is not None:
         raise failure
     for out_of_memory, text in filter(None, reasons):

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from pe_study import rope_scaling, runs
+from pe_study import hf_rope, rope_scaling, runs
 from pe_study.errors import RescaleError
-from pe_study.evaluators import cells, retrieval, sharing, summary
+from pe_study.evaluators import cells, diagnostics, over_training, retrieval, sharing, summary
+from pe_study.evaluators.cache_cost import cache_costs
 from pe_study.evaluators.cells import CellStore
-from pe_study.evaluators.evaluation import Evaluation
+from pe_study.evaluators.evaluation import Evaluation, Models
 from pe_study.evaluators.live import LiveTable
 from pe_study.evaluators.subjects import Subject, default_plan, find_study, find_subjects, fingerprints, slug
 from pe_study.evaluators.texts import Texts
 from pe_study.plan import Plan
-from pe_study.rows import RESULTS, RETRIEVAL, write_rows
+from pe_study.rows import DIAGNOSTICS, NO_CONTROL, RESULTS, RETRIEVAL, write_rows
 
 __all__ = ["default_plan", "evaluate"]
 
 logger = logging.getLogger(__name__)
 
 SUMMARY = "results.json"
-OURS = (RESULTS, SUMMARY, cells.FOLDER, RETRIEVAL)  # what marks a folder as one of results
+OURS = (RESULTS, SUMMARY, cells.FOLDER, RETRIEVAL, DIAGNOSTICS)  # what marks a folder as one of results
 
 
 def evaluate(
@@ -56,28 +56,39 @@ def evaluate(
     runs.check_output(folder, ours=OURS)
     check_rescales(plan, subjects)
     evaluations = [Evaluation.prepare(subject, plan, kernel, texts) for subject in subjects]
+    on_the_way = over_training.prepare(subjects, plan, kernel) if plan.over_training else []
     if dry_run:
         return [cell for evaluation in evaluations for cell in evaluation.describe()]
     runs.claim_folder(folder, ours=OURS)
     store = CellStore(folder)
     with LiveTable(plan.aggregation) as table:
         frames = [frame for evaluation in evaluations for frame in evaluation.run(store, table.add)]
+        if on_the_way:
+            over_training.measure(on_the_way, folder, store, table.add)
     if sharing.is_main():
         with store.assembling():
             before = _measured_before(store, target, runs_root, evaluations)
-            write_results(folder, evaluations, frames + before)
-            if plan.tasks:
-                retrieval.measure(evaluations, folder, fingerprints(find_study(target, runs_root)))
+            write_results(folder, evaluations, frames + before, cache_costs(evaluations, store))
+            if plan.diagnostics:
+                diagnostics.measure(evaluations, folder, lambda each: Models(each.subject, each.kernel))
+    if plan.tasks:
+        retrieval.measure(evaluations, folder, fingerprints(find_study(target, runs_root)))
     sharing.wait()
     return folder
 
 
 def check_rescales(plan: Plan, subjects: Sequence[Subject]) -> None:
-    """RescaleError where a plan rescales and nothing else, and no subject has positions to rescale."""
-    if "none" not in plan.rescales and all(subject.checkpoint.rotary is None for subject in subjects):
-        said = ", ".join(f"{subject.name} ({subject.identity['encoding']})" for subject in subjects)
-        found = ", ".join(plan.rescales)
-        raise RescaleError(f"rescales: found {found}; accepted: none (no rotary positions: {said})")
+    """RescaleError where a plan rescales and nothing else, and no subject knows one of its rescales."""
+    if "none" in plan.rescales or any(_takes_one(subject, plan) for subject in subjects):
+        return
+    said = "; ".join(f"{subject.name} {hf_rope.why_not(subject.checkpoint.config)}" for subject in subjects)
+    raise RescaleError(f"rescales: found {', '.join(plan.rescales)}; accepted: none ({said})")
+
+
+def _takes_one(subject: Subject, plan: Plan) -> bool:
+    if not plan.rescale_all and subject.checkpoint.rotary is None:
+        return False
+    return any(map(subject.checkpoint.takes, plan.rescales))
 
 
 def default_folder(target: str, runs_root: Path, plan: Plan) -> Path:
@@ -100,8 +111,13 @@ def _measured_before(
     return store.others({cells.name(key) for key in keys}, current, {cells.setting(key) for key in keys})
 
 
-def write_results(folder: Path, evaluations: Sequence[Evaluation], frames: Sequence[pd.DataFrame]) -> None:
-    """`results.parquet` and `results.json` of everything measured."""
+def write_results(
+    folder: Path,
+    evaluations: Sequence[Evaluation],
+    frames: Sequence[pd.DataFrame],
+    costs: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """`results.parquet` and `results.json` of everything measured; `costs` are those of an 8-bit cache."""
     frame = pd.concat(frames, ignore_index=True)
     write_rows(frame, folder)
     first = evaluations[0]
@@ -111,6 +127,7 @@ def write_results(folder: Path, evaluations: Sequence[Evaluation], frames: Seque
         "rescales": _rescale_notes(evaluations, folder),
         "kernels": {str(label): str(kernel) for label, kernel in named.items()},
         "nothing_slid": _nothing_slid(frame),
+        "cache_costs": list(costs),
     }
     config = {
         "model": "pe_study",
@@ -130,6 +147,8 @@ def _document_notes(evaluation: Evaluation) -> dict[str, Any]:
         "total": documents.total,
         "median_length": documents.median_length,
         "total_median_length": documents.total_median_length,
+        "overlap": None if evaluation.text.overlap is None else list(evaluation.text.overlap),
+        "may_be_seen": evaluation.text.warning,
     }
 
 
@@ -150,26 +169,31 @@ def _rescale_notes(evaluations: Iterable[Evaluation], folder: Path) -> list[dict
 
 
 def rescale_note(subject: Subject, rescale: str, length: int) -> dict[str, Any]:
-    """What a rescale does to the frequencies of a subject at a length."""
-    rotary = subject.checkpoint.rotary
+    """What the frequencies of a subject are under a rescale at a length, with `own_scaling` where those are
+    scaled by the checkpoint itself and the rescale leaves them so."""
+    checkpoint = subject.checkpoint
+    rotary, kept = checkpoint.rotary, checkpoint.kept_scaling(rescale, length)
     assert rotary is not None
-    original = rotary.original_length
-    geometry: dict[str, Any] = asdict(rotary)
-    _, attention_factor = rope_scaling.frequencies(rescale, **geometry, length=length)
+    factor: float | None = rope_scaling.parse(rescale).resolved_factor(rotary.original_length, length)
+    if kept is not None:
+        factor = kept[1]
+    found = checkpoint.frequencies(rescale, length)
     return {
         "label": subject.identity["label"],
         "rescale": rescale,
         "length": length,
         "train_length": subject.train_length,
-        "factor": rope_scaling.parse(rescale).resolved_factor(original, length),
-        "attention_factor": attention_factor,
-        **rope_scaling.pair_counts(rescale, **geometry, length=length),
+        "own_scaling": None if kept is None else kept[0],
+        "factor": factor,
+        "attention_factor": None if found is None else found[1],
+        **(rope_scaling.count_pairs(found[0], rotary.base, factor or 1.0) if found is not None else {}),
     }
 
 
 def _nothing_slid(frame: pd.DataFrame) -> list[int]:
     """Lengths at which sliding never moved: each document fitted into its first window."""
-    sliding = frame[(frame["protocol"] == "sliding") & (frame["status"] == "ok")]
+    plain = frame[frame["control"] == NO_CONTROL]
+    sliding = plain[(plain["protocol"] == "sliding") & (plain["status"] == "ok")]
     counts = sliding.groupby(["run", "rescale", "length", "document"])["num_windows"].sum()
     most = counts.groupby("length").max()
     return [int(length) for length in most.index[most == 1]]

@@ -177,9 +177,11 @@ def slug(source: str) -> str:
 
 def _files_hash(checkpoint: Checkpoint) -> str:
     """Names, sizes and times of a checkpoint's local files, or the commit of a downloaded one."""
-    path = Path(checkpoint.name)
-    files = sorted(path.glob("*")) if path.is_dir() else []
-    facts: list[Any] = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    path, gguf_file = Path(checkpoint.name), checkpoint.options.get("gguf_file")
+    files = [path / gguf_file] if gguf_file else sorted(path.glob("*"))  # not what lies beside a GGUF
+    facts: list[Any] = [
+        [file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.is_file()
+    ]
     facts.append([checkpoint.name, getattr(checkpoint.config, "_commit_hash", None), checkpoint.options])
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
@@ -11,9 +12,12 @@ from typing import cast
 from pe_study import data
 from pe_study.errors import UsageError
 from pe_study.evaluation_sets import Unit
+from pe_study.evaluators import seen
 from pe_study.evaluators.jobs import DocumentSequence, read_documents
 from pe_study.evaluators.subjects import Subject
 from pe_study.plan import Plan
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class Text:
     corpus: str
     corpus_hash: str
     tokenizer_hash: str
+    overlap: tuple[str, ...] | None = None  # documents that were trained on; None: not known
+    warning: str | None = None  # why a checkpoint may have seen them
 
     @property
     def columns(self) -> dict[str, str]:
@@ -42,6 +48,16 @@ class Text:
         for sequence in self.sequences:
             digest.update(len(sequence.ids).to_bytes(8, "little") + sequence.ids.tobytes())
         return digest.hexdigest()
+
+    def without_tails(self, longest: int) -> list[DocumentSequence]:
+        """The sequences with a whole number of `longest` targets each; a stream as it is.
+
+        A document is one token longer than that, for its first one is no target without BOS. With BOS it is,
+        and the last token would be a window of its own with no context but BOS.
+        """
+        if self.documents.unit == "stream":
+            return self.sequences
+        return [sequence.cut((len(sequence.ids) - 1) // longest * longest) for sequence in self.sequences]
 
 
 class Texts:
@@ -73,7 +89,18 @@ def read_text(subject: Subject, plan: Plan) -> Text:
     if plan.tokens_per_document is not None:
         documents = shortened(documents, int(plan.tokens_per_document), longest)
     sequences = read_documents(documents.documents, bos_token_id(subject, plan, tokenizer))
-    return Text(documents, sequences, split.corpus_name, split.corpus_hash, split.tokenizer_hash)
+    warning = seen.older_than_release(subject, plan)
+    if warning is not None:
+        logger.warning("%s", warning)
+    return Text(
+        documents,
+        sequences,
+        split.corpus_name,
+        split.corpus_hash,
+        split.tokenizer_hash,
+        overlap=seen.overlap(subject, split, documents),
+        warning=warning,
+    )
 
 
 def shortened(documents: data.EvaluationSet, tokens: int, longest: int) -> data.EvaluationSet:

@@ -1,0 +1,77 @@
+"""What decides how a text is read: BOS and tails, the precision of the cache, and what that costs."""
+
+from __future__ import annotations
+
+import pytest
+from test_evaluate import llama_folder, plan_of
+from tiny import tiny_recipe
+
+from pe_study import listing, rows, runs
+from pe_study.evaluators.study import evaluate
+from pe_study.train import train_study
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    train_study(tiny_recipe(folder, "train.steps=2", encodings=("rope",)), folder / "runs")
+    return folder / "runs"
+
+
+@pytest.mark.parametrize("unit", ["document", "stream"])
+def test_with_bos_documents_leave_no_tail_and_streams_do(study, tmp_path, unit):
+    """A document of k L + 1 tokens would leave a window of BOS and one target; sampled targets stay."""
+    sampled = [{"name": "exact-context", "num_targets": 3}, {"name": "fixed-target", "num_targets": 4}]
+    plan = plan_of(
+        lengths=["1x", "2x"],
+        protocols=["nonoverlapping", {"name": "sliding", "stride": 8}, "prefix", *sampled],
+        rescales=["none"],
+        truncation=True,
+        unit=unit,
+        num_documents=2,
+        tokens_per_document=64,
+    )
+    targets = {}
+    for bos in (False, True):
+        evaluate(
+            "tiny",
+            plan.with_overrides([f"bos={str(bos).lower()}"]),
+            runs_root=study,
+            output=tmp_path / str(bos),
+        )
+        frame = rows.read_rows(tmp_path / str(bos))
+        frame = frame[frame["num_tokens"] > 0]
+        assert set(frame["bos"]) == {bos}
+        keys = ["rescale", "protocol", "length", "document"]
+        targets[bos] = frame.groupby(keys)[["num_tokens", "num_windows"]].sum()
+    more = (targets[True] - targets[False])["num_tokens"].to_dict()
+    assert len(more) == len(targets[False])
+    for (_, protocol, _, _), difference in more.items():
+        whole = unit == "stream" and protocol in ("nonoverlapping", "sliding")
+        assert difference == (1 if whole else 0)  # of a stream, its first token
+    if unit == "document":
+        assert targets[True]["num_windows"].to_dict() == targets[False]["num_windows"].to_dict()
+
+
+def test_the_cost_of_an_8_bit_cache_is_told(tmp_path):
+    source = str(llama_folder(tmp_path / "llama"))
+    text = tmp_path / "a.txt"
+    text.write_text("a line of words, and some more of them. " * 30, encoding="utf-8")
+    plan = plan_of(corpus=str(text), lengths=[512], protocols=["prefix"], rescales=["none"], num_documents=1)
+    quantised = plan.with_overrides(["cache=fp8"])
+    folder = evaluate(source, quantised, runs_root=tmp_path)
+    eighth = rows.read_rows(folder)
+    assert "costs is not known: run the same command with --cache full" in listing.results(folder)
+    full = rows.read_rows(evaluate(source, plan, runs_root=tmp_path))
+    assert set(eighth["dtype"]) == {"float32, fp8 cache"}
+    assert eighth["num_tokens"].sum() == full["num_tokens"].sum() == 512
+    assert eighth["nll_sum"].sum() == pytest.approx(full["nll_sum"].sum(), rel=0.01)
+    assert eighth["nll_sum"].sum() != full["nll_sum"].sum()
+    difference = (eighth["nll_sum"].sum() - full["nll_sum"].sum()) / 512
+    for again in (plan, quantised):  # whichever was asked for last
+        evaluate(source, again, runs_root=tmp_path)
+        [cost] = runs.read_json(folder / "results.json")["notes"]["cache_costs"]
+        assert cost["difference"] == pytest.approx(difference)
+        assert cost["nll"] == pytest.approx(full["nll_sum"].sum() / 512)
+        assert {"rescale": "none", "length": 512, "protocol": "prefix"}.items() <= cost.items()
+        assert f"The 8-bit cache adds at most {difference:+.4f} nats" in listing.results(folder)
