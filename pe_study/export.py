@@ -87,6 +87,8 @@ def llama_config(config: PEStudyConfig, base: float) -> LlamaConfig:
 
 def _refuse_foreign_parts(model: PEStudyForCausalLM) -> None:
     config, rotary = model.config, model.rotary
+    if model.first_encoding.rescale.logn:
+        raise UsageError(f"rescale {config.rescale}: a Llama multiplies no scores; accepted: without logn")
     if rotary is None:
         raise UsageError(
             f"encoding {config.encoding_name}: a Llama has rotary positions; only rope exports to it"

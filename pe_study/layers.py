@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache
 from pe_study import attention
 from pe_study.configuration import PEStudyConfig
 from pe_study.encodings.base import At, Encoding
-from pe_study.kernels.scoring import Mask, Scoring
+from pe_study.kernels.scoring import Mask, Scoring, tempered
 from pe_study.pointwise import rms_norm
 
 
@@ -64,6 +64,9 @@ class Attention(nn.Module):
             k_BGSK, v_BGSK = k_BGSK[:, :, :num_keys], v_BGSK[:, :, :num_keys]
         kernel = attention.resolve(self.config.kernel, x_BTD.device, q_BHTK.dtype, encoding, mask.kind)
         scoring = Scoring(encoding, at, unrotated_BHTK, self.head_dim**-0.5, mask)
+        q_BHTK, scoring = tempered(q_BHTK, k_BGSK.shape[2], scoring)
+        if at.observe is not None:
+            at.observe(q_BHTK, k_BGSK, scoring)
         out_BHTK, _ = attention.attend(q_BHTK, k_BGSK, v_BGSK, scoring, kernel)
         return self.out(out_BHTK.transpose(1, 2).reshape(batch, length, -1))
 

@@ -25,7 +25,7 @@ from pe_study.encodings.base import At, Encoding, Rotary
 from pe_study.errors import LengthError
 from pe_study.kernels.scoring import Mask
 from pe_study.layers import Layer, RMSNorm
-from pe_study.placing import place
+from pe_study.placing import Controls, place
 
 __all__ = ["CACHE_FIELD", "PEStudyConfig", "PEStudyForCausalLM", "next_token_loss"]
 
@@ -53,6 +53,7 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
         self.norm = RMSNorm(config.d_model, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.gradient_checkpointing = False
+        self.controls = Controls()
         self.post_init()
         self.draw_weights()
 
@@ -103,9 +104,9 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
         """The longest sequence the encoding has positions for; None = any."""
         return self.first_encoding.max_length
 
-    @property
-    def supports_rescale(self) -> bool:
-        return bool(self.first_encoding.rescales)
+    def supports_rescale(self, spec: str) -> bool:
+        """Whether the encoding knows a rescale, such as `linear:4` or `yarn:4+logn`."""
+        return self.first_encoding.takes(spec)
 
     @property
     def rotary(self) -> Rotary | None:
@@ -201,7 +202,7 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
             self._check_positions(int(position_ids.max()) + 1)
         declared = self.config.length or self.config.train_length
         at, mask = place(x_BTD, past, declared, attention_mask, position_ids, segment_ids)
-        hidden_BTD = self._run_layers(x_BTD, at, mask, cache)
+        hidden_BTD = self._run_layers(x_BTD, *self.controls.apply(at, mask), cache)
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(self.norm(hidden_BTD[:, rows]))
         if shift_labels is None and labels is not None:

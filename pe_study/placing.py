@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from pe_study.encodings.base import At
 from pe_study.kernels.scoring import Mask, Segments
+
+
+@dataclass
+class Controls:
+    """What an evaluation changes, or looks at, in a model's attention; nothing by default.
+
+    window: keys that each query sees, the last ones, its own counted. positions_BS: int64 positions of all
+    tokens of a sequence, cached ones counted, in place of their order. observe: called by every layer with
+    its queries (B,H,T,E), keys (B,G,S,E) and `Scoring`.
+    """
+
+    window: int | None = None
+    positions_BS: Tensor | None = None
+    observe: Callable[[Tensor, Tensor, Any], None] | None = None
+
+    def apply(self, at: At, mask: Mask) -> tuple[At, Mask]:
+        """Placing and mask of a call under these controls."""
+        if self.positions_BS is not None:
+            k_positions_BS = self.positions_BS[:, : at.k_positions_BS.shape[1]].to(at.k_positions_BS.device)
+            q_positions_BT = k_positions_BS[:, mask.offset :]
+            at = replace(at, q_positions_BT=q_positions_BT, k_positions_BS=k_positions_BS, consecutive=False)
+        if self.window is not None:
+            mask = replace(mask, window=self.window)
+        return replace(at, observe=self.observe) if self.observe is not None else at, mask
 
 
 def place(
@@ -19,8 +47,9 @@ def place(
 ) -> tuple[At, Mask]:
     """Positions and mask of T new tokens behind `past` cached ones.
 
-    `attention_mask` (B, past + T) is 0 at padding; positions count real tokens unless `position_ids` (B, T)
-    say otherwise. Padding is a segment that no query belongs to. ValueError where the three contradict.
+    `attention_mask` (B, past + T) is 0 at padding; positions count real tokens, from 0 in each packed
+    document, unless `position_ids` (B, T) say otherwise. Padding is a segment that no query belongs to.
+    ValueError where the three contradict.
     """
     length = x_BTD.shape[1]
     if segment_ids is not None and past:
@@ -37,6 +66,8 @@ def place(
         own = torch.zeros_like(k_positions_BS[:, past:]) if segment_ids is None else segment_ids
         shown = torch.zeros_like(k_positions_BS) if segment_ids is None else segment_ids
         segments = Segments(own, torch.where(attention_mask.bool(), shown, -1))
+    if segment_ids is not None and position_ids is None:
+        k_positions_BS = _restart(k_positions_BS, segment_ids)
     moved = position_ids is not None and not _same(position_ids, k_positions_BS[:, past:])
     if position_ids is not None and moved:
         if past:
@@ -44,6 +75,14 @@ def place(
         k_positions_BS = position_ids
     consecutive = not (padded or moved) or _consecutive(k_positions_BS, segments)
     return At(0, k_positions_BS[:, past:], k_positions_BS, declared, consecutive), Mask(past, segments)
+
+
+def _restart(positions_BT: Tensor, segment_ids_BT: Tensor) -> Tensor:
+    """Positions counted from the first token of each packed document: its numbers must not depend on what
+    lies before it, nor on how much."""
+    begins_BT = torch.ones_like(segment_ids_BT, dtype=torch.bool)
+    begins_BT[:, 1:] = segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1]
+    return positions_BT - torch.where(begins_BT, positions_BT, 0).cummax(dim=-1).values
 
 
 def _consecutive(positions_BS: Tensor, segments: Segments | None) -> bool:

@@ -13,7 +13,7 @@ from pe_study import rope_scaling
 from pe_study.errors import RescaleError
 from pe_study.rope_scaling import frequencies, pair_counts, parse
 
-KINDS = tuple(kind for kind in rope_scaling.KINDS if kind not in ("none", "longrope"))
+KINDS = tuple(kind for kind in rope_scaling.KINDS if kind not in ("none", "longrope", "logn"))
 
 
 def build(spec: str, *, dim: int = 64, base: float = 1e4, original: int = 2048, length: int = 8192):

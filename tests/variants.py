@@ -92,8 +92,11 @@ def variants(name: str) -> list[Variant]:
 def rescaled(name: str) -> list[Variant]:
     """The encoding under one spec of each rescale that it takes, the factor following the declared length."""
     kinds = [kind for kind in encodings.find(name).rescales if kind != "none"]
-    specs = {"longrope": f"longrope:{LONGROPE}", "dynamic": "dynamic:2"}
-    return [replace(Variant(name), rescale=specs.get(kind, f"{kind}:auto")) for kind in kinds]
+    specs = {"longrope": f"longrope:{LONGROPE}", "dynamic": "dynamic:2", "logn": "logn"}
+    both = ["linear:3+logn"] if {"linear", "logn"} <= set(kinds) else []
+    return [replace(Variant(name), rescale=specs.get(kind, f"{kind}:auto")) for kind in kinds] + [
+        replace(Variant(name), rescale=spec) for spec in both
+    ]
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:

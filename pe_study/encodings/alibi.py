@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pe_study.encodings.base import At, Encoding, ScoreMod, position_at
+from pe_study.rescales import LOGN
 
 
 def slopes(num_heads: int) -> Tensor:
@@ -22,17 +23,21 @@ def slopes(num_heads: int) -> Tensor:
 
 
 class ALiBi(Encoding):
-    """Head h adds -slope_h * distance to its scaled score; nothing is learned."""
+    """Head h adds -slope_h * distance to its scaled score; nothing is learned. `linear:S` divides slopes."""
 
     is_relative = True
+    rescales = ("linear", LOGN)
+
+    def _slopes(self, device: torch.device) -> Tensor:
+        return (slopes(self.dims.num_heads).double() / self.stretch).float().to(device)
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        head_slopes = slopes(self.dims.num_heads).to(distance.device)
+        head_slopes = self._slopes(distance.device)
         return -head_slopes.view(-1, *[1] * distance.ndim) * distance.abs().float()
 
     def score_mod(self, q_BHTK: Tensor, at: At) -> ScoreMod:
         """Arithmetic instead of a table look-up: what a fused kernel computes fastest."""
-        head_slopes = slopes(self.dims.num_heads).to(q_BHTK.device)
+        head_slopes = self._slopes(q_BHTK.device)
         q_positions_BT, k_positions_BS = at.q_positions_BT, at.k_positions_BS
 
         def add_bias(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Distance is query position minus key position, >= 0 in a causal decoder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_study.errors import RescaleError
+from pe_study.rescales import LOGN, Rescale, logn_factor, parse
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """A FlexAttention score_mod: (score, batch, head, query index, key index) -> score. Called on broadcast
@@ -45,7 +47,8 @@ class At:
 
     `q_positions_BT` and `k_positions_BS` are int64, with a leading 1 where all rows agree. `consecutive` says
     that key s lies s - (S - T) - t positions after query t in every row, so that distances follow from the
-    indices alone. `memo` lives for one forward pass and is shared by its layers.
+    indices alone. `memo` lives for one forward pass and is shared by its layers; `observe`, where there is
+    one, is called with the queries, keys and `Scoring` of each layer.
     """
 
     layer: int
@@ -54,6 +57,7 @@ class At:
     length: int
     consecutive: bool = True
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+    observe: Callable[[Tensor, Tensor, Any], None] | None = None
 
 
 class Rotary(NamedTuple):
@@ -69,20 +73,27 @@ class Encoding(nn.Module):
     Traits: `is_relative` (scores depend on distances alone), `per_layer` (one instance a layer instead of one
     a model), `max_length` (None = any), `depends_on_length` (its constants are built for the declared
     length), `rotary` (None = nothing turns), `constant_beyond` (scores change by one constant a query from
-    this distance on; None = never), `rescales` (the kinds of `pe_study.rope_scaling` it takes beside `none`).
+    this distance on; None = never), `rescales` (the kinds of `pe_study.rescales` it takes beside `none`).
     """
 
     is_relative: ClassVar[bool] = False
     per_layer: ClassVar[bool] = False
-    rescales: ClassVar[tuple[str, ...]] = ()
+    rescales: ClassVar[tuple[str, ...]] = (LOGN,)
 
     def __init__(self, dims: Dimensions) -> None:
         super().__init__()
         self.dims = dims
-        if dims.rescale != "none" and not self.rescales:
+        self.rescale = parse(dims.rescale)
+        if not self.takes(self.rescale):
             raise RescaleError(
-                f"rescale {dims.rescale!r} needs rotary positions; this model has none (use none)"
+                f"rescale {dims.rescale!r} needs rotary positions; this model has none "
+                f"(use {', '.join(('none', *self.rescales))})"
             )
+
+    @classmethod
+    def takes(cls, spec: str | Rescale) -> bool:
+        """Whether the encoding can be built under a rescale."""
+        return parse(spec).kinds <= set(cls.rescales)
 
     def declare(self, length: int | None) -> None:
         """Rebuilds every length-dependent constant for another declared length (None: none declared)."""
@@ -98,7 +109,20 @@ class Encoding(nn.Module):
 
     @property
     def depends_on_length(self) -> bool:
-        return False
+        return self.rescale.depends_on_length
+
+    @property
+    def stretch(self) -> float:
+        """S of `linear:S` at the declared length; 1.0 without."""
+        return self.rescale.resolved_factor(self.dims.train_length, self.dims.resolved_length)
+
+    def score_factor(self, num_keys: Tensor) -> Tensor | None:
+        """Numbers of keys that queries see (...) -> float32 (...) that their scores are multiplied by.
+
+        max(1, ln n / ln L), L the training length (Su 2021; Chiang, Cholak 2022, arXiv:2202.12172); None: by
+        nothing.
+        """
+        return logn_factor(num_keys, self.dims.train_length) if self.rescale.logn else None
 
     @property
     def constant_beyond(self) -> int | None:
@@ -156,6 +180,21 @@ class Encoding(nn.Module):
     def auto_lr_mult(self, lr_total: float) -> float:
         """What `lr_mult: auto` means; `lr_total` is the sum of the learning rate over training."""
         return 1.0
+
+
+def divided(distance: Tensor, stretch: float) -> Tensor:
+    """floor(distance / S) of integer distances, the future's counted as 0; as they are for S = 1."""
+    return distance if stretch == 1 else (distance.clamp(min=0).double() / stretch).floor().long()
+
+
+def reach_of(edge: int, stretch: float) -> int:
+    """The smallest distance whose floor(distance / S) is at least `edge`, in the arithmetic of `divided`."""
+    reach = math.ceil(edge * stretch)
+    while math.floor(reach / stretch) < edge:
+        reach += 1
+    while reach > 0 and math.floor((reach - 1) / stretch) >= edge:
+        reach -= 1
+    return reach
 
 
 def position_at(positions_BT: Tensor, b: Tensor, index: Tensor) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from pe_study.encodings.base import At, Dimensions, Encoding
+from pe_study.rescales import LOGN
 
 Beyond = Literal["untrained", "clamp", "interpolate", "error"]
 
@@ -17,8 +19,12 @@ class Learned(Encoding):
 
     Past the rows that training touched, `beyond` decides: `untrained` uses the rows as they were drawn,
     `clamp` repeats the last trained row, `interpolate` squeezes the declared length onto the trained rows
-    (position p becomes p * trained / length, linearly between rows), `error` supports no such length.
+    (position p becomes p * trained / length, linearly between rows), `error` supports no such length. Under
+    `linear:S` position p reads place p / S of the table, linearly between rows, which then serves S times as
+    many tokens.
     """
+
+    rescales = ("linear", LOGN)
 
     def __init__(self, dims: Dimensions, *, beyond: Beyond = "untrained") -> None:
         super().__init__(dims)
@@ -32,27 +38,37 @@ class Learned(Encoding):
 
     @property
     def max_length(self) -> int | None:
-        return {"untrained": self.dims.max_positions, "error": self.dims.train_length}.get(self.beyond)
+        rows = {"untrained": self.dims.max_positions, "error": self.dims.train_length}.get(self.beyond)
+        return None if rows is None else int(rows * self.stretch)
 
     @property
     def depends_on_length(self) -> bool:
-        return self.beyond == "interpolate"
+        return self.beyond == "interpolate" or super().depends_on_length
 
     def embed(self, x_BTD: Tensor, at: At) -> Tensor:
         return x_BTD + self._rows(at.q_positions_BT, at.length).to(x_BTD.dtype)
 
     def _rows(self, positions_BT: Tensor, length: int) -> Tensor:
         last = self.dims.train_length - 1
-        if self.beyond == "clamp":
+        squeezed = self.beyond == "interpolate" and length > self.dims.train_length * self.stretch
+        if self.beyond == "clamp" and self.stretch == 1:
             return self.weight[positions_BT.clamp(max=last)]
-        if self.beyond == "interpolate" and length > self.dims.train_length:
-            place = (positions_BT.double() * self.dims.train_length / length).clamp(max=last)
-            below = place.long()
-            share = (place - below)[..., None].to(self.weight.dtype)
-            return torch.lerp(self.weight[below], self.weight[(below + 1).clamp(max=last)], share)
+        if squeezed or self.stretch != 1:
+            last = last if self.beyond in ("clamp", "interpolate") else self.weight.shape[0] - 1
+            exact_BT = positions_BT.double()
+            squeezed_BT = exact_BT * self.dims.train_length / length
+            return self._between(squeezed_BT if squeezed else exact_BT / self.stretch, last)
         return self.weight[positions_BT]
+
+    def _between(self, place_BT: Tensor, last: int) -> Tensor:
+        """Linear interpolation between the rows on both sides of a place; the row `last` past it."""
+        place_BT = place_BT.clamp(max=last)
+        below = place_BT.long()
+        share = (place_BT - below)[..., None].to(self.weight.dtype)
+        return torch.lerp(self.weight[below], self.weight[(below + 1).clamp(max=last)], share)
 
     def untrained_rows(self, length: int) -> int:
         if self.beyond != "untrained":
             return 0
-        return max(0, min(length, self.dims.max_positions) - self.dims.train_length)
+        used = math.ceil((length - 1) / self.stretch) + 1
+        return max(0, min(used, self.dims.max_positions) - self.dims.train_length)

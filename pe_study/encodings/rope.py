@@ -32,7 +32,6 @@ class RoPE(Encoding):
                 f"rope needs base > 1 and an even rotary width from 2 to the head's {dims.head_dim}, "
                 f"found base {base:g}, fraction {fraction:g} (width {self.rotary_dim})"
             )
-        self.rescale = rope_scaling.parse(dims.rescale)
         self.declare(dims.length)
 
     def declare(self, length: int | None) -> None:
@@ -49,10 +48,6 @@ class RoPE(Encoding):
     @property
     def rotary(self) -> Rotary:
         return Rotary(self.rotary_dim, self.base)
-
-    @property
-    def depends_on_length(self) -> bool:
-        return self.rescale.depends_on_length
 
     def rotate(self, q_BHTK: Tensor, k_BGTK: Tensor, at: At) -> tuple[Tensor, Tensor]:
         if "rope" not in at.memo:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from pe_study.encodings.base import At, Dimensions, Encoding, ScoreMod, position_at
+from pe_study.encodings.base import At, Dimensions, Encoding, ScoreMod, divided, position_at, reach_of
+from pe_study.rescales import LOGN
 
 
 def clipped_index(distance: Tensor, clip: int) -> Tensor:
@@ -20,10 +22,11 @@ class Shaw(Encoding):
 
     A causal decoder sees j <= i alone, so only rows 0..clip of the paper's 2 * clip + 1 exist here.
     `values: true` adds the paper's second table to the values (equation 3): it needs the weights themselves,
-    which fused kernels never hold.
+    which fused kernels never hold. `linear:S` reads distance d as floor(d / S), for keys and values.
     """
 
     is_relative = True
+    rescales = ("linear", LOGN)
     per_layer = True
 
     def __init__(
@@ -38,7 +41,10 @@ class Shaw(Encoding):
 
     @property
     def constant_beyond(self) -> int:
-        return self.clip
+        return reach_of(self.clip, self.stretch)
+
+    def _row(self, distance: Tensor) -> Tensor:
+        return clipped_index(divided(distance.clamp(min=0), self.stretch), self.clip)
 
     def score_mod(self, q_BHTK: Tensor, at: At) -> ScoreMod:
         with torch.autocast(q_BHTK.device.type, enabled=False):
@@ -48,7 +54,7 @@ class Shaw(Encoding):
 
         def add_key_term(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             distance = position_at(q_positions_BT, b, q) - position_at(k_positions_BS, b, k)
-            return score + by_row_BHTR[b, h, q, clipped_index(distance.clamp(min=0), self.clip)]
+            return score + by_row_BHTR[b, h, q, self._row(distance)]
 
         return add_key_term
 
@@ -59,9 +65,10 @@ class Shaw(Encoding):
     def value_term(self, weights_BHTS: Tensor, rows_T: Tensor, at: At) -> Tensor:
         assert self.values is not None
         distance_BTS = at.q_positions_BT[:, rows_T, None] - at.k_positions_BS[:, None, :]
-        row_B1TS = clipped_index(distance_BTS.clamp(min=0), self.clip)[:, None].expand_as(weights_BHTS)
+        row_B1TS = self._row(distance_BTS)[:, None].expand_as(weights_BHTS)
         by_row_BHTR = weights_BHTS.new_zeros(*weights_BHTS.shape[:3], self.clip + 1)
         return by_row_BHTR.scatter_add(-1, row_B1TS, weights_BHTS) @ self.values.to(weights_BHTS.dtype)
 
     def untrained_rows(self, length: int) -> int:
-        return max(0, min(length - 1, self.clip) - (self.dims.train_length - 1))
+        reached = math.floor((length - 1) / self.stretch)
+        return max(0, min(reached, self.clip) - (self.dims.train_length - 1))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pe_study.encodings.base import At, Dimensions, Encoding
+from pe_study.rescales import LOGN
 
 
 def angles(positions: Tensor, d_model: int) -> Tensor:
@@ -31,8 +32,11 @@ def encode(positions: Tensor, d_model: int) -> Tensor:
 class Sinusoidal(Encoding):
     """The table times sqrt(2) * initializer_range is added to the token embeddings.
 
-    A sine has RMS 1/sqrt(2), so at step 0 what is added has the RMS of the token embedding.
+    A sine has RMS 1/sqrt(2), so at step 0 what is added has the RMS of the token embedding. `linear:S`
+    divides positions by S.
     """
+
+    rescales = ("linear", LOGN)
 
     def __init__(self, dims: Dimensions) -> None:
         super().__init__(dims)
@@ -42,5 +46,5 @@ class Sinusoidal(Encoding):
     def embed(self, x_BTD: Tensor, at: At) -> Tensor:
         with torch.autocast(x_BTD.device.type, enabled=False):
             amplitude = math.sqrt(2.0) * self.dims.initializer_range
-            added_BTD = amplitude * encode(at.q_positions_BT, self.dims.d_model)
+            added_BTD = amplitude * encode(at.q_positions_BT.double() / self.stretch, self.dims.d_model)
         return x_BTD + added_BTD.to(x_BTD.dtype)

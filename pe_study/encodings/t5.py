@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pe_study.encodings.base import Dimensions, Encoding
+from pe_study.encodings.base import Dimensions, Encoding, divided, reach_of
+from pe_study.rescales import LOGN
 
 
 @lru_cache(maxsize=64)
@@ -49,9 +50,13 @@ def bucket(
 
 
 class T5(Encoding):
-    """One scalar for each bucket and head, shared by all layers, added to the scaled score."""
+    """One scalar for each bucket and head, shared by all layers, added to the scaled score.
+
+    `linear:S` reads distance d as floor(d / S).
+    """
 
     is_relative = True
+    rescales = ("linear", LOGN)
 
     def __init__(
         self, dims: Dimensions, *, num_buckets: int = 32, max_distance: int | Literal["auto"] = "auto"
@@ -69,15 +74,15 @@ class T5(Encoding):
 
     @property
     def constant_beyond(self) -> int:
-        return bucket_edges(self.num_buckets, self.max_distance)[-1]
+        return reach_of(bucket_edges(self.num_buckets, self.max_distance)[-1], self.stretch)
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        index = bucket(distance, self.num_buckets, self.max_distance)
+        index = bucket(divided(distance, self.stretch), self.num_buckets, self.max_distance)
         return self.weight.float()[index].movedim(-1, 0)
 
     def untrained_rows(self, length: int) -> int:
         edges = bucket_edges(self.num_buckets, self.max_distance)
-        return sum(self.dims.train_length <= edge < length for edge in edges)
+        return sum(self.dims.train_length <= edge and reach_of(edge, self.stretch) < length for edge in edges)
 
     def auto_lr_mult(self, lr_total: float) -> float:
         """Adam moves a scalar by at most about the sum of lr: let it move by about 15 in all."""

@@ -104,6 +104,7 @@ def setting(key: Mapping[str, Any]) -> Setting:
             key["length"],
             protocol["name"],
             protocol["stride"],
+            key.get("control"),
         ),
     )
 

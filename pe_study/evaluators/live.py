@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pe_study.evaluators.summary import summarise
+from pe_study.rows import NO_CONTROL
 
 COLUMNS = ("run", "rescale", "protocol", "length", "perplexity", "bits/byte", "seconds")
 
@@ -46,7 +47,8 @@ class LiveTable:
         cell, row = summarise(frame, self.aggregation), frame.iloc[0]
         perplexity = f"{cell['perplexity']:.3f}" if cell["perplexity"] is not None else _why(cell)
         bits = "" if cell["bits_per_byte"] is None else f"{cell['bits_per_byte']:.3f}"
-        names = [str(row[name]) for name in ("run", "rescale", "protocol", "length")]
+        under = "" if row["control"] == NO_CONTROL else f", {row['control']}"
+        names = [str(row["run"]), f"{row['rescale']}{under}", str(row["protocol"]), str(row["length"])]
         self._table.add_row(*names, perplexity, bits, f"{seconds:.1f}")
 
 

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pe_study.checkpoints import exact_cache_name, vocabulary_size
+from pe_study.evaluators import controls
 from pe_study.evaluators.reading import QUANTISED_CHUNK
 
 MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 28}  # numbers held at once: 256 MiB, 1 GiB in float32
@@ -127,6 +128,7 @@ class Scorer:
     def _whole(self, ids_BT: torch.Tensor, targets_BK: torch.Tensor) -> torch.Tensor:
         num_scored = targets_BK.shape[1]
         options: dict[str, Any] = {"use_cache": False} if self.is_pretrained else {}
+        options |= controls.placed(self.model, controls.positions(self.model, ids_BT), 0, ids_BT.shape[1])
         if self._keeps_logits and num_scored < ids_BT.shape[1]:
             options["logits_to_keep"] = num_scored
         logits = self.model(ids_BT, **options).logits
@@ -135,12 +137,14 @@ class Scorer:
     def _chunked(self, ids_BT: torch.Tensor, targets_BK: torch.Tensor, chunk: int) -> torch.Tensor:
         assert self._cache_name is not None
         first = ids_BT.shape[1] - targets_BK.shape[1]
+        positions_BT = controls.positions(self.model, ids_BT)
         cache = None if self.new_cache is None else self.new_cache(self.model.config)  # type: ignore[attr-defined]
         parts = []
         for start in range(0, ids_BT.shape[1], chunk):
             stop = min(start + chunk, ids_BT.shape[1])
             scored = max(0, stop - max(start, first))
             past = {} if cache is None else {self._cache_name: cache}
+            past |= controls.placed(self.model, positions_BT, start, stop)
             output = self.model(ids_BT[:, start:stop], use_cache=True, logits_to_keep=scored or 1, **past)
             cache = getattr(output, self._cache_name)
             if scored:

@@ -5,13 +5,13 @@ Shape legend: B batch, H query heads, G key heads, T queries, S keys, K head wid
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pe_study.encodings.base import At, Encoding
+from pe_study.encodings.base import At, Encoding, ScoreMod, position_at
 
 Result = tuple[Tensor, Tensor | None]
 """(out (B,H,T,K), logsumexp (B,H,T) or None where a kernel does not tell)."""
@@ -26,21 +26,48 @@ class Segments(NamedTuple):
 
 @dataclass(frozen=True)
 class Mask:
-    """Causal, with query 0 at index `offset` of the keys; `segments` hides padding and other documents."""
+    """Causal, with query 0 at index `offset` of the keys; `segments` hides padding and other documents,
+    `window` all but the last so many keys of each query, its own counted."""
 
     offset: int = 0
     segments: Segments | None = None
+    window: int | None = None
 
     @property
     def kind(self) -> str:
+        if self.window is not None:
+            return "window"
         return "causal" if self.segments is None else "segments"
+
+
+@dataclass(frozen=True)
+class Tempered:
+    """An encoding as kernels see it, every score (bias included) times a factor of its query (B or 1, T)."""
+
+    encoding: Encoding
+    factor_BT: Tensor
+    has_distance_bias = False
+    has_query_bias = True
+    constant_beyond = None
+
+    def score_mod(self, q_BHTK: Tensor, at: At) -> ScoreMod:
+        modify = self.encoding.score_mod(q_BHTK, at)
+        assert modify is not None
+
+        def multiply(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return modify(score, b, h, q, k) * position_at(self.factor_BT, b, q)
+
+        return multiply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.encoding, name)
 
 
 @dataclass(frozen=True)
 class Scoring:
     """What a kernel needs beside q, k, v: the encoding, where it stands, and the query before rotation."""
 
-    encoding: Encoding
+    encoding: Encoding | Tempered
     at: At
     unrotated_BHTK: Tensor
     scale: float
@@ -56,9 +83,36 @@ def masked_value(dtype: torch.dtype) -> float:
 def allowed(mask: Mask, b: Tensor, t: Tensor, s: Tensor) -> Tensor:
     """A FlexAttention mask_mod, and on broadcast grids the dense mask: True where query t may see key s."""
     seen = s <= t + mask.offset
+    if mask.window is not None:
+        seen = seen & (s > t + mask.offset - mask.window)
     if mask.segments is not None:
         seen = seen & (mask.segments.q_BT[b, t] == mask.segments.k_BS[b, s])
     return seen
+
+
+def keys_seen(mask: Mask, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """How many keys each query sees, int64 (B or 1, T)."""
+    rows = torch.arange(num_queries, device=device)
+    if mask.segments is None:
+        return (rows + mask.offset + 1).clamp(max=mask.window or num_keys)[None]
+    b = torch.arange(len(mask.segments.k_BS), device=device)[:, None, None]
+    s = torch.arange(num_keys, device=device)
+    return torch.cat([allowed(mask, b, part[:, None], s).sum(-1) for part in rows.split(128)], dim=-1)
+
+
+def tempered(q_BHTK: Tensor, num_keys: int, scoring: Scoring) -> tuple[Tensor, Scoring]:
+    """Queries and scoring of an encoding that multiplies scores: without a bias the queries carry it."""
+    encoding, memo = scoring.encoding, scoring.at.memo
+    if not encoding.rescale.logn:
+        return q_BHTK, scoring
+    if "score_factor" not in memo:
+        seen_BT = keys_seen(scoring.mask, q_BHTK.shape[2], num_keys, q_BHTK.device)
+        memo["score_factor"] = encoding.score_factor(seen_BT)
+    factor_BT = memo["score_factor"]
+    if encoding.has_distance_bias or encoding.has_query_bias:
+        assert isinstance(encoding, Encoding)
+        return q_BHTK, replace(scoring, encoding=Tempered(encoding, factor_BT))
+    return q_BHTK * factor_BT[:, None, :, None].to(q_BHTK.dtype), scoring
 
 
 def repeat_heads(x_BGSK: Tensor, num_heads: int) -> Tensor:

@@ -1,0 +1,93 @@
+"""Controls at evaluation: what is taken from a model to see what it used.
+
+`attention_window=W`: each query sees its last W keys, its own counted; positions stay. `shuffle_positions`:
+the positions 0 .. T-1 of a window's T tokens are permuted, tokens and causal mask (by index) stay; the
+permutation is drawn from the window's tokens, so that every model and rescale gets the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pe_study import attention, hf_attention
+from pe_study.checkpoints import DTYPES
+from pe_study.errors import PlanError, UsageError
+from pe_study.model import PEStudyForCausalLM
+from pe_study.plan import Plan
+
+if TYPE_CHECKING:
+    from pe_study.evaluators.subjects import Subject
+
+WINDOW, SHUFFLE = "attention_window", "shuffle_positions"
+OF_A_WINDOW = (SHUFFLE,)
+"""Controls under which a window's prefix is not the shorter window."""
+
+
+def asked(plan: Plan) -> tuple[str, ...]:
+    """The controls of a resolved plan, as the column `control` names them."""
+    window = [] if plan.attention_window is None else [f"{WINDOW}={plan.attention_window}"]
+    return (*window, *([SHUFFLE] if plan.shuffle_positions else ()))
+
+
+def check(subject: Subject, control: str, kernel: str, device: torch.device | None) -> None:
+    """PlanError where a model cannot take a control on a device (None: the CPU)."""
+    checkpoint, name = subject.checkpoint, control.partition("=")[0]
+    config = checkpoint.config
+    if checkpoint.is_ours:
+        if name == WINDOW:
+            where, encoding = device or torch.device("cpu"), config.build_encoding()
+            try:
+                attention.resolve(kernel, where, DTYPES[checkpoint.dtype], encoding, "window")
+            except UsageError as refused:
+                raise PlanError(f"{name}: {refused}") from None
+        return
+    if name == WINDOW and not hf_attention.goes_through_interface(config):
+        raise PlanError(f"{name}: {subject.name}: {hf_attention.refusal(config.model_type)}")
+    if name == WINDOW and kernel not in ("auto", *hf_attention.WINDOWED):
+        raise PlanError(f"{name}: found kernel {kernel}; accepted: {', '.join(hf_attention.WINDOWED)}")
+    if name == SHUFFLE and not _takes_positions(config):
+        raise PlanError(f"{name}: {subject.name}: {config.model_type} takes no positions from outside")
+
+
+def _takes_positions(config: Any) -> bool:
+    own = hf_attention.model_class(config)
+    return own is not None and "position_ids" in inspect.signature(own.forward).parameters
+
+
+def put(model: Any, control: str) -> None:
+    """Puts a loaded model under a control, and out of any other."""
+    name, _, value = control.partition("=")
+    window = int(value) if name == WINDOW else None
+    model.shuffles_positions = name == SHUFFLE
+    if isinstance(model, PEStudyForCausalLM):
+        model.controls.window, model.controls.positions_BS = window, None
+    elif window is not None or hf_attention.installed(model) is not None:
+        hf_attention.install(model).window = window
+
+
+def positions(model: Any, ids_BT: torch.Tensor) -> torch.Tensor | None:
+    """Permuted positions (B, T) where the model is under `shuffle_positions`."""
+    if not getattr(model, "shuffles_positions", False):
+        return None
+    rows = [_permutation(row) for row in ids_BT.cpu().numpy()]
+    return torch.from_numpy(np.stack(rows)).to(ids_BT.device)
+
+
+def _permutation(ids: np.ndarray) -> np.ndarray:
+    return np.random.default_rng(zlib.crc32(ids.astype(np.int64).tobytes())).permutation(len(ids))
+
+
+def placed(model: Any, positions_BT: torch.Tensor | None, start: int, stop: int) -> dict[str, Any]:
+    """How a call on the tokens [start, stop) of windows is told their positions, cached ones behind it."""
+    if positions_BT is None:
+        return {}
+    if isinstance(model, PEStudyForCausalLM):
+        model.controls.positions_BS = positions_BT
+        return {}
+    seen = torch.ones(len(positions_BT), stop, dtype=torch.long, device=positions_BT.device)
+    return {"position_ids": positions_BT[:, start:stop], "attention_mask": seen}

@@ -1,0 +1,145 @@
+"""Controls, rescues and diagnostics through `evaluate`: rows, files, what is refused and what is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny import tiny_recipe
+
+from pe_study import flags, rows
+from pe_study.errors import PlanError, RescaleError
+from pe_study.evaluators import diagnostics, evaluation
+from pe_study.evaluators.study import evaluate
+from pe_study.plan import load_plan
+from pe_study.train import train_study
+
+PLAN = {
+    "name": "probes",
+    "lengths": ["1x", "2x"],
+    "protocols": ["prefix"],
+    "rescales": ["none", "linear:auto", "yarn:auto"],
+    "num_documents": 3,
+    "truncation": False,
+    "attention_window": "0.5x",
+    "shuffle_positions": True,
+    "diagnostics": True,
+    "diagnostics_step": 3,
+}
+CONTROLS = {"none", "attention_window=8", "shuffle_positions"}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    train_study(tiny_recipe(folder, "train.steps=2", encodings=("rope", "alibi")), folder / "runs")
+    return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def results(study) -> Path:
+    return evaluate("tiny", load_plan(PLAN), runs_root=study)
+
+
+def test_each_model_runs_the_rescales_it_knows_under_each_control(results) -> None:
+    frame = rows.read_rows(results)
+    assert set(frame["status"]) == {"ok"}
+    assert set(frame["control"]) == CONTROLS
+    found = {label: set(part["rescale"]) for label, part in frame.groupby("label")}
+    assert found == {"rope": {"none", "linear:auto", "yarn:auto"}, "alibi": {"none", "linear:auto"}}
+    linear = frame[(frame["label"] == "alibi") & (frame["rescale"] == "linear:auto")]
+    assert linear.groupby("length")["factor"].unique().map(list).to_dict() == {16: [1.0], 32: [2.0]}
+    sums = frame.groupby(["label", "rescale", "length", "control"])["nll_sum"].sum().unstack()
+    at_1x = sums.xs(16, level="length")
+    assert (at_1x["none"] != at_1x["attention_window=8"]).all()
+    assert (at_1x["none"] != at_1x["shuffle_positions"]).all()
+    assert at_1x.loc[("alibi", "none"), "none"] == at_1x.loc[("alibi", "linear:auto"), "none"]
+
+
+def test_what_lies_within_the_window_is_scored_as_without_it(results) -> None:
+    """Own equals controlled where the control hides nothing: the first 8 tokens of a prefix."""
+    frame = rows.read_rows(results)
+    near = frame[(frame["rescale"] == "none") & (frame["position_hi"] <= 8)]
+    keys = ["label", "length", "document", "position_lo"]
+    by = near.set_index([*keys, "control"])["nll_sum"].unstack()
+    assert (by["none"] - by["attention_window=8"]).abs().max() < 1e-4
+
+
+def test_diagnostics_lie_beside_the_results(results) -> None:
+    frame = rows.read_rows(results, rows.DIAGNOSTICS)
+    assert list(frame.columns) == list(rows.DIAGNOSTICS_COLUMNS)
+    assert set(frame["status"]) == {"ok"} and set(frame["query_step"]) == {3}
+    places = ["label", "rescale", "length", "layer", "head", "position_lo"]
+    whole = frame[frame["distance_lo"].isna()]
+    assert not whole.duplicated(places).any()
+    assert set(whole["layer"]) == {0, 1} and set(whole["head"]) == {0, 1, 2, 3}
+    assert whole["max_logit"].notna().all() and whole["mass_beyond"].between(0, 1).all()
+    assert (whole[whole["position_hi"] <= 16]["mass_beyond"] == 0).all()
+    assert whole["entropy_ratio"].isna().equals(whole["position_lo"] == 1)
+    mass = frame[frame["distance_lo"].notna()].groupby(places)["mass"].sum()
+    assert len(mass) == len(whole) and (mass - 1).abs().max() < 1e-5
+    far = frame[frame["distance_lo"] >= 16].groupby(places)["mass"].sum()
+    beyond = whole.set_index(places)["mass_beyond"]
+    assert (beyond.reindex(far.index) - far).abs().max() < 1e-5
+
+
+def test_finished_probes_are_kept_and_plain_cells_keep_their_keys(
+    results, study, monkeypatch
+) -> None:
+    before = rows.read_rows(results, rows.DIAGNOSTICS)
+    monkeypatch.setattr(diagnostics, "collect", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(evaluation, "measure_together", lambda *_: pytest.fail("measured again"))
+    evaluate("tiny", load_plan(PLAN), runs_root=study)
+    plain = {
+        key: value for key, value in PLAN.items() if not key.startswith(("attention", "shuffle", "diag"))
+    }
+    evaluate("tiny", load_plan(plain), runs_root=study, only={"encoding": "rope"})
+    assert len(rows.read_rows(results, rows.DIAGNOSTICS)) == len(before)
+
+
+def test_rescales_can_be_kept_to_rope(study, tmp_path) -> None:
+    narrow = load_plan({**PLAN, "rescale_all": False, "diagnostics": False})
+    cells = evaluate("tiny", narrow, runs_root=study, output=tmp_path, dry_run=True)
+    assert {cell["rescale"] for cell in cells if cell["run"].startswith("alibi")} == {"none"}
+    assert {cell["control"] for cell in cells} == CONTROLS
+
+
+def test_rescales_that_no_model_knows_are_refused(study, tmp_path) -> None:
+    alone = {"only": {"encoding": "alibi"}, "runs_root": study, "output": tmp_path, "dry_run": True}
+    with pytest.raises(RescaleError, match=r"^rescales: found yarn:2; accepted: none [^\n]+$"):
+        evaluate("tiny", load_plan({"rescales": ["yarn:2"]}), **alone)
+    with pytest.raises(RescaleError, match="found linear:2"):
+        evaluate("tiny", load_plan({"rescales": ["linear:2"], "rescale_all": False}), **alone)
+    cells = evaluate("tiny", load_plan({"rescales": ["linear:2", "logn"], "lengths": ["1x"]}), **alone)
+    assert {cell["rescale"] for cell in cells} >= {"linear:2", "logn"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attention_window": 0}, "plan: attention_window: found 0"),
+        ({"attention_window": "near"}, 'plan: attention_window: found the text "near"'),
+        ({"shuffle_positions": 1}, "plan: shuffle_positions: found 1"),
+        ({"diagnostics_step": "often"}, "plan: diagnostics_step: "),
+        ({"diagnostics_documents": 0}, "plan: diagnostics_documents: found 0"),
+    ],
+)
+def test_wrong_keys_are_one_line(change, message) -> None:
+    with pytest.raises(PlanError) as refused:
+        load_plan(change)
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_bare_switch_says_true() -> None:
+    typed = ["eval", "--diagnostics", "runs/demo", "--truncation", "false", "--shuffle-positions"]
+    expected = [
+        "eval",
+        "--diagnostics=true",
+        "runs/demo",
+        "--truncation",
+        "false",
+        "--shuffle-positions=true",
+    ]
+    assert flags.filled(typed) == expected
+    assert flags.filled(["eval", "--diagnostics=false"]) == ["eval", "--diagnostics=false"]
