@@ -135,8 +135,8 @@ def _short_context(studies: Sequence[Study]) -> list[str]:
             context, length = run.provenance.get("context"), run.train.get("length")
             if context and length and context["p50"] < length / 2:
                 said.append(
-                    f"{study.name}: trained at length {length:,}, but half of the training targets had at most "
-                    f"{context['p50']:,} tokens of their own document before them (nine of ten at most "
+                    f"{study.name}: trained at length {length:,}, but half of the training targets had at "
+                    f"most {context['p50']:,} tokens of their own document before them (nine of ten at most "
                     f"{context['p90']:,}): it has mostly seen less."
                 )
     return list(dict.fromkeys(said))

@@ -5,6 +5,7 @@ Text is never a number, true is never 1, 1e4 is a whole number, and 2k is 2048.
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import math
 import re
@@ -122,6 +123,18 @@ def file_name(what: str) -> Accepts:
         return name
 
     return Accepts(phrase, parse)
+
+
+def date() -> Accepts:
+    """A day, YYYY-MM-DD."""
+
+    def parse(value: Any) -> str:
+        try:
+            return datetime.datetime.strptime(str(value), "%Y-%m-%d").date().isoformat()
+        except ValueError:
+            raise ValueError from None
+
+    return Accepts("a date such as 2023-07-18", parse)
 
 
 def flag() -> Accepts:

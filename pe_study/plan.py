@@ -6,91 +6,19 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from pe_study import leaves, overlays, schema
 from pe_study.errors import PEStudyError, PlanError
 from pe_study.leaves import Accepts, parse_length, problem
+from pe_study.protocols import PROTOCOLS, ProtocolSpec, resolved_length
 from pe_study.schema import Section
 from pe_study.yaml_strict import Document, Place
 
-PROTOCOLS = {
-    "nonoverlapping": "consecutive windows of L inputs; every target once, with 1 to L inputs before it",
-    "sliding": "windows in steps of `stride`; only new targets, each with more than L - stride inputs",
-    "prefix": "the first L inputs of each document and nothing else (YaRN's tables)",
-    "exact-context": "`num_targets` drawn targets, each alone with exactly L inputs before it",
-    "fixed-target": "`anchors` blocks of the same `num_targets` targets at every L (Kazemnejad et al. 2023)",
-}
+__all__ = ["PROTOCOLS", "RESCALE", "TASKS", "Plan", "ProtocolSpec", "load_plan", "read_plan"]
+
 TASKS = ("passkey", "needle", "distractors", "uuid", "copy")
-_REQUIRED = object()
-_PROTOCOL_OPTIONS: dict[str, dict[str, Any]] = {
-    "nonoverlapping": {},
-    "sliding": {"stride": _REQUIRED},
-    "prefix": {},
-    "exact-context": {"num_targets": 64},
-    "fixed-target": {"num_targets": 200, "anchors": 1},
-}
-
-
-class ProtocolSpec(Section):
-    """One protocol and its own options; those of other protocols stay None."""
-
-    name: Annotated[str, leaves.choice(*PROTOCOLS)] = Field(description="which targets, with which inputs")
-    stride: Annotated[int | str | None, leaves.optional(leaves.length())] = Field(
-        None, description="sliding: step between windows"
-    )
-    num_targets: Annotated[int | None, leaves.optional(leaves.whole(1))] = Field(
-        None, description="exact-context, fixed-target: targets a document or block"
-    )
-    anchors: Annotated[int | None, leaves.optional(leaves.whole(1))] = Field(
-        None, description="fixed-target: blocks of targets a document"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _complete(cls, value: Any) -> Any:
-        """A bare name is a mapping; options that were left out get the protocol's defaults."""
-        given = {"name": value} if isinstance(value, str) else value
-        if not isinstance(given, Mapping) or given.get("name") not in PROTOCOLS:
-            return given
-        name, options = given["name"], _PROTOCOL_OPTIONS[given["name"]]
-        for key in given:
-            if key in cls.model_fields and key not in ("name", *options) and given[key] is not None:
-                owners = [owner for owner, theirs in _PROTOCOL_OPTIONS.items() if key in theirs]
-                raise problem(f"found {key} with {name}; accepted: {key} with {' or '.join(owners)}")
-        for key, default in options.items():
-            if default is _REQUIRED and given.get(key) is None:
-                raise problem(f"{name} needs a {key}; accepted: such as {{name: {name}, {key}: 256}}")
-        defaults = {key: value for key, value in options.items() if value is not _REQUIRED}
-        return defaults | {key: value for key, value in given.items() if value is not None}
-
-    def resolve(self, shortest: int, train_length: int | None) -> ProtocolSpec:
-        """With the stride in tokens; PlanError where an option does not fit the shortest length."""
-        stride = _resolve(f"protocols: {self.name}: stride", self.stride, train_length)
-        if stride is not None and stride > shortest:
-            raise PlanError(
-                f"protocols: {self.name}: found stride {stride}; "
-                f"accepted: at most {shortest}, the shortest length"
-            )
-        if self.name == "fixed-target" and (self.num_targets or 0) >= shortest:
-            raise PlanError(
-                f"protocols: {self.name}: found num_targets {self.num_targets}; "
-                f"accepted: fewer than {shortest}, the shortest length"
-            )
-        return self.model_copy(update={"stride": stride})
-
-    @model_serializer
-    def _serialize(self) -> Any:
-        options = {key: getattr(self, key) for key in _PROTOCOL_OPTIONS[self.name]}
-        return {"name": self.name, **options} if options else self.name
-
-
-def _resolve(key: str, length: int | str | None, train_length: int | None) -> int | None:
-    try:
-        return None if length is None else parse_length(length, train_length)
-    except ValueError as refusal:
-        raise PlanError(f"{key}: {refusal}") from None
 
 
 def _rescale(value: Any) -> str:
@@ -123,10 +51,37 @@ class Plan(Section):
         (ProtocolSpec(name="nonoverlapping"),), min_length=1, description="protocols, by name or with options"
     )
     rescales: tuple[Annotated[str, RESCALE], ...] = Field(
-        ("none",), min_length=1, description="RoPE rescales; models without RoPE run none only"
+        ("none",), min_length=1, description="rescales; a model runs none and those that it knows"
+    )
+    rescale_all: Annotated[bool, leaves.flag()] = Field(
+        True, description="rescale every encoding that knows the kind; false: RoPE alone"
+    )
+    far_context: tuple[Annotated[str, leaves.choice("own", "other-document", "shuffled")], ...] = Field(
+        ("own",), min_length=1, description="controls: also replace inputs past the training length"
+    )
+    attention_window: Annotated[int | str | None, leaves.optional(leaves.length())] = Field(
+        None, description="control, beside the plain rows: each query sees its last so many keys"
+    )
+    shuffle_positions: Annotated[bool, leaves.flag()] = Field(
+        False, description="control, beside the plain rows: positions of a window permuted, its tokens kept"
+    )
+    diagnostics: Annotated[bool, leaves.flag()] = Field(
+        False, description="also measure attention by position: entropy, largest score, mass by distance"
+    )
+    diagnostics_documents: Annotated[int, leaves.whole(1)] = Field(
+        2, description="diagnostics: documents, each from its start"
+    )
+    diagnostics_step: Annotated[int | str, leaves.either(leaves.whole(1), "auto")] = Field(
+        "auto", description="diagnostics: every so manieth query past 128; auto: about 2,048 a document"
+    )
+    over_training: Annotated[bool, leaves.flag()] = Field(
+        False, description="also measure weights kept on the way (train.keep_at), at 1x, 2x and 8x"
     )
     corpus: Annotated[str | None, leaves.optional(leaves.text("a corpus"))] = Field(
         None, description="text to measure on; null: the validation documents"
+    )
+    corpus_date: Annotated[str | None, leaves.optional(leaves.date())] = Field(
+        None, description="when its text was published; a checkpoint released later may have seen it"
     )
     text_field: Annotated[str, leaves.text()] = Field(
         "text", description="column or JSON key that holds the text"
@@ -190,7 +145,12 @@ class Plan(Section):
         _refuse_repeats([rope_scaling.parse(rescale) for rescale in rescales], rescales)
         return rescales
 
-    @field_validator("tasks", "depths", mode="after")
+    @field_validator("far_context", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("tasks", "depths", "far_context", mode="after")
     @classmethod
     def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         _refuse_repeats(values, [str(value) for value in values])
@@ -216,11 +176,17 @@ class Plan(Section):
         """The plan with every length and stride in tokens; PlanError where they do not fit each other."""
         lengths = self.resolve_lengths(train_length)
         protocols = tuple(protocol.resolve(lengths[0], train_length) for protocol in self.protocols)
-        tokens = _resolve("tokens_per_document", self.tokens_per_document, train_length)
+        tokens = resolved_length("tokens_per_document", self.tokens_per_document, train_length)
+        window = resolved_length("attention_window", self.attention_window, train_length)
         if tokens is not None:
             tokens = max(tokens, lengths[-1])
         return self.model_copy(
-            update={"lengths": lengths, "protocols": protocols, "tokens_per_document": tokens}
+            update={
+                "lengths": lengths,
+                "protocols": protocols,
+                "tokens_per_document": tokens,
+                "attention_window": window,
+            }
         )
 
     def with_overrides(self, overrides: Sequence[str]) -> Plan:
