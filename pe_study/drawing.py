@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
@@ -114,7 +115,8 @@ def _in_colours(svg: str, colours: Mapping[str, str]) -> str:
 
 def _save(sheet: Sheet, form: str) -> bytes:
     out = io.BytesIO()
-    options = {"metadata": {"Date": None}} if form == "svg" else {"metadata": {"Software": None}, "dpi": 200}
+    png = {"metadata": {"Software": None}, "dpi": 200, "pil_kwargs": {"compress_level": 3}}
+    options: dict[str, Any] = {"metadata": {"Date": None}} if form == "svg" else png
     sheet.savefig(out, format=form, facecolor=sheet.get_facecolor(), **options)
     return out.getvalue()
 

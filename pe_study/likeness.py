@@ -58,49 +58,46 @@ def apart(rows: pd.DataFrame) -> pd.DataFrame:
 
 def cautions(rows: pd.DataFrame) -> list[str]:
     """What several studies, or texts, on one page do not share: one line a difference."""
-    return [*_levels(rows), *_lengths(rows), *_protocols(rows), *_documents(rows)]
+    columns = ["study", "protocol", "rescale", "train_length", "length", "bos", *LEVELS]
+    kinds = rows[columns].drop_duplicates().assign(study=lambda frame: frame["study"].astype(str))
+    return [*_levels(kinds), *_lengths(kinds), *_protocols(kinds), *_documents(rows)]
 
 
-def _levels(rows: pd.DataFrame) -> list[str]:
+def _levels(kinds: pd.DataFrame) -> list[str]:
     said = []
-    for protocol, part in rows.groupby("protocol", observed=True):
+    for protocol, part in kinds.groupby("protocol", observed=True):
         for column, what in {**LEVELS, "bos": "beginnings (BOS on and off)"}.items():
             count = part[column].nunique()
-            but = (
-                "compare them in bits per byte only"
-                if column == "tokenizer_hash"
-                else "they are not like for like"
-            )
+            but = "they are not like for like"
+            but = "compare them in bits per byte only" if column == "tokenizer_hash" else but
             if count > 1:
                 said.append(f"{protocol}: rows are over {count} different {what}; {but}.")
     return said
 
 
-def _lengths(rows: pd.DataFrame) -> list[str]:
-    """Studies that were evaluated at other lengths, protocol by protocol."""
+def _lengths(kinds: pd.DataFrame) -> list[str]:
+    """Studies that were evaluated at other lengths, or trained at others, protocol by protocol."""
     said = []
-    plain = rows[rows["rescale"] != TRUNCATION]
-    for protocol, part in plain.groupby("protocol", observed=True):
-        sets = part.groupby("study", observed=True)["length"].agg(lambda lengths: tuple(sorted(set(lengths))))
-        if sets.nunique() > 1:
-            each = "; ".join(f"{study} at {listed(lengths)}" for study, lengths in sets.items())
+    for protocol, part in kinds[kinds["rescale"] != TRUNCATION].groupby("protocol", observed=True):
+        sets = {study: listed(lengths) for study, lengths in part.groupby("study")["length"]}
+        if len(set(sets.values())) > 1:
+            each = "; ".join(f"{study} at {lengths}" for study, lengths in sets.items())
             said.append(f"{protocol}: the studies have different lengths ({each}); compare shared ones only.")
-        starts = part["train_length"][part["train_length"] > 0].unique()
-        if len(starts) > 1:
+        starts = listed(part.loc[part["train_length"] > 0, "train_length"])
+        if ", " in starts:
             said.append(
-                f"{protocol}: models trained at different lengths ({listed(starts)}); a length is another "
-                "multiple for each."
+                f"{protocol}: models trained at different lengths ({starts}); a length is another multiple "
+                "for each."
             )
     return said
 
 
-def _protocols(rows: pd.DataFrame) -> list[str]:
+def _protocols(kinds: pd.DataFrame) -> list[str]:
     """Protocols that some studies lack; a curve of one protocol is never compared with one of another."""
-    studies = rows["study"].astype(str).unique()
+    studies = set(kinds["study"])
     said = []
-    for protocol in protocols_of(rows):
-        have = set(rows.loc[rows["protocol"] == protocol, "study"].astype(str))
-        lack = sorted(set(studies) - have)
+    for protocol in protocols_of(kinds):
+        lack = sorted(studies - set(kinds.loc[kinds["protocol"] == protocol, "study"]))
         if lack:
             said.append(
                 f"{protocol} was not run for {', '.join(lack)}: nothing there compares with the others."
@@ -110,6 +107,8 @@ def _protocols(rows: pd.DataFrame) -> list[str]:
 
 def _documents(rows: pd.DataFrame) -> list[str]:
     """Studies of one text that scored other targets of it."""
+    if rows["study"].nunique() < 2:
+        return []
     said = []
     keys = ["protocol", "corpus_hash", "tokenizer_hash", "unit", "bos", "stride"]
     scored = rows[(rows["num_tokens"] > 0) & (rows["rescale"] == "none")]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pe_study import bench_figures, comparisons, likeness, palette, tables, verdicts
+from pe_study import bench_figures, comparisons, likeness, palette, rates, tables, verdicts
 from pe_study.bench_files import sentences
 from pe_study.captions import listed
 from pe_study.cautions import cautions
@@ -64,7 +64,7 @@ def compose(targets: Targets, view: View, command: str) -> Page:
         protocols=protocols,
         protocol=view.protocol if view.protocol in protocols else judged_by or next(iter(protocols), ""),
         verdicts=verdicts.verdicts(rows, judged_by) if judged_by else [],
-        comparisons=comparisons.compare(rows, judged_by) if judged_by else [],
+        comparisons=rates.marked(comparisons.compare(rows, judged_by), studies) if judged_by else [],
         decompositions=comparisons.decompose(rows),
     )
     return Page(
@@ -94,7 +94,8 @@ def _rows(studies: Sequence[Study]) -> pd.DataFrame:
 def _findings(material: Material) -> list[str]:
     """What the rows say; where bench files alone were given, what those say."""
     if material.studies:
-        return findings(material.verdicts, material.curves)
+        said = findings(material.verdicts, material.curves)
+        return [*said, *rates.sentences(material.comparisons, material.studies)]
     return [sentence for _, bench in material.benches for sentence in sentences(bench)]
 
 

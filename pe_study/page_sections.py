@@ -122,7 +122,7 @@ def _position(material: Material) -> Section:
 
 
 def _rescale(material: Material) -> Section:
-    section = Section("rescale", "RoPE under each rescale")
+    section = Section("rescale", "Under each rescale")
     rescaled = material.curves[~material.curves["rescale"].isin(["none", tables.TRUNCATION])]
     if not material.wants("rescale") or rescaled.empty:
         return section

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from pe_study import likeness, tables
+from pe_study import likeness, rates, tables
 from pe_study.comparisons import Comparison, Decomposition, comparison_table, decomposition_table
 from pe_study.curves import number
 from pe_study.published import PublishedTable
@@ -202,7 +202,10 @@ def comparisons_table(found: Sequence[Comparison]) -> Table:
             "length": data["length"],
             "difference and 95 % interval, nats": [interval_text(*values) for values in names],
             "p, Holm": data["p_holm"],
-            "differs": ["yes" if differs else "not shown" for differs in data["differs"]],
+            "differs": [
+                rates.DEPENDS if one.depends_on_rate else "yes" if one.differs else "not shown"
+                for one in found
+            ],
             "interval from": data["method"],
         }
     )

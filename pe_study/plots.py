@@ -182,17 +182,32 @@ def label_lines(
 ) -> list[Line]:
     """A line a label, in the order of `looks`; a study's name joins where there are several."""
     studies = list(dict.fromkeys(shown["study"]))
+    parts = _parts(shown, metric)
+    cuts = None if truncated is None else _parts(truncated, metric)
     found = []
     for label in looks:
         for study in studies:
-            part = shown[(shown["label"] == label) & (shown["study"] == study)]
-            if part[metric].notna().any() or (metric == "perplexity" and part["overflow"].any()):
+            part = parts.get((label, study))
+            if part is not None and drawable(part, metric):
                 name = label if len(studies) == 1 else f"{label}, {study}"
-                cut = None
-                if truncated is not None:
-                    cut = truncated[(truncated["label"] == label) & (truncated["study"] == study)]
+                cut = None if cuts is None else cuts.get((label, study), part.iloc[:0])
                 found.append(line(part, metric, name, looks[label], cut))
     return found
+
+
+def _parts(curves: pd.DataFrame, metric: str) -> dict[tuple[str, str], pd.DataFrame]:
+    """The curves of each label and study, with the columns that a line needs."""
+    columns = [
+        "label",
+        "study",
+        "length",
+        "train_length",
+        metric,
+        f"{metric}_low",
+        f"{metric}_high",
+        "overflow",
+    ]
+    return dict(list(curves[columns].groupby(["label", "study"], observed=True, sort=False)))
 
 
 def line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -36,7 +37,8 @@ def render_all(drawings: Sequence[Drawing]) -> Iterator[dict[str, bytes]]:
         return
     _waiting[:] = drawings
     try:
-        with ProcessPoolExecutor(WORKERS, mp_context=multiprocessing.get_context("fork")) as pool:
+        forking = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(WORKERS, mp_context=forking, initializer=gc.freeze) as pool:
             yield from pool.map(_render_waiting, range(len(drawings)))
     finally:
         _waiting.clear()

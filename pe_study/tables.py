@@ -67,7 +67,7 @@ def prepare(rows: pd.DataFrame) -> pd.DataFrame:
 
 def protocols_of(rows: pd.DataFrame) -> list[str]:
     """The protocols of rows in the order in which they are shown, without those only decompositions need."""
-    found = {str(name) for name in rows["protocol"]} - {LATE}
+    found = {str(name) for name in rows["protocol"].unique()} - {LATE}
     rank = {name: place for place, name in enumerate(PROTOCOLS)}
     return sorted(found, key=lambda name: (rank.get(name.partition("_")[0], len(rank)), name))
 

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study import report
+from pe_study import rendering, report
 from pe_study.errors import DataError, UsageError
 
 SMALL = {
@@ -213,6 +214,90 @@ def test_odd_studies_are_right_pages(tmp_path: Path, options: dict) -> None:
     assert summary["findings"]
     for label in settings["encodings"]:
         assert label in text
+
+
+def test_missing_cells_are_named(tmp_path: Path) -> None:
+    rows = synthetic.rows(**{**SMALL, "rescales": ("none",)}, seeds=(0, 1))
+    rows = rows[~((rows["label"] == "rope") & (rows["length"] == 128))]
+    rows = rows[~((rows["label"] == "nope") & (rows["seed"] == 1))]
+    text, summary = build_rows(tmp_path, rows)
+    assert "rope (synthetic, nonoverlapping): not evaluated at 128 for every seed." in summary["warnings"]
+    assert any(
+        said.startswith("nope (synthetic, nonoverlapping): fewer seeds") for said in summary["warnings"]
+    )
+    assert ">not run<" in text
+
+
+@pytest.mark.parametrize("status", ["unsupported", "oom", "error"])
+def test_a_status_stands_where_the_number_would(tmp_path: Path, status: str) -> None:
+    """case 33: one length without a number, the others whole; also where no label has a number."""
+    rows = synthetic.rows(**{**SMALL, "rescales": ("none",)}, seeds=(0, 1))
+    lost = synthetic.with_status(rows, status, label="rope", length=512)
+    text, summary = build_rows(tmp_path / "one", lost)
+    assert any(said.startswith(f"rope: {status} at 512") for said in summary["warnings"])
+    assert f">{status}<" in text
+    nothing = synthetic.with_status(lost, status, seed=0)
+    nothing = synthetic.with_status(nothing, status, seed=1)
+    _, summary = build_rows(tmp_path / "all", nothing)
+    assert "nothing is said about what happens past it" in summary["findings"][0]
+
+
+def test_names_of_other_scripts_reach_the_files(tmp_path: Path) -> None:
+    rows = synthetic.rows(**{**SMALL, "study": "étude 位置"}).replace({"label": {"rope": "Übung·位置/β"}})
+    folder = synthetic.write_study(tmp_path / "Läufe", rows)
+    page = report.build([folder], tmp_path / "Bericht é", formats=("svg", "latex"))
+    text = page.read_text(encoding="utf-8")
+    assert "<title>étude 位置</title>" in text
+    for link in re.findall(r'href="((?:figures|tables)/[^"]+)"', text):
+        assert (page.parent / link).is_file(), link
+    assert "Übung·位置/β" in (page.parent / "report.md").read_text(encoding="utf-8")
+    data = pd.read_csv(page.parent / "tables" / "main-nonoverlapping-nll.csv")
+    assert "Übung·位置/β" in set(data["label"])
+
+
+def test_a_markdown_report_links_what_was_written(tmp_path: Path) -> None:
+    folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**SMALL))
+    for formats in (("svg",), ("png",), ()):
+        page = report.build([folder], tmp_path / "-".join(["out", *formats]), formats=formats)
+        images = re.findall(
+            r"!\[[^\]]*\]\(([^)]+)\)", (page.parent / "report.md").read_text(encoding="utf-8")
+        )
+        assert all((page.parent / image).is_file() for image in images)
+        assert bool(images) is bool(formats)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # by the test runner, not by reports
+def test_two_processes_draw_the_same_bytes(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files do not depend on whether drawings were shared out."""
+    made = {}
+    for forked in (True, False):
+        monkeypatch.setattr(rendering, "_may_fork", lambda forked=forked: forked)
+        page = report.build([study], tmp_path / str(forked), formats=("svg",))
+        files = sorted(path for path in page.parent.rglob("*.*") if path.suffix in (".svg", ".csv"))
+        made[forked] = {path.name: path.read_bytes() for path in files}
+    assert made[True] == made[False]
+
+
+def test_no_fork_beside_threads() -> None:
+    """A process with threads of its own draws alone."""
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        assert not rendering._may_fork()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_long_table_ends_on_the_page_and_not_in_its_file(tmp_path: Path) -> None:
+    """Twelve encodings give 198 comparisons, thirteen 234: more than a page shows."""
+    settings = {**SMALL, "encodings": [f"mine-{n}" for n in range(13)], "lengths": (64, 128, 256, 512)}
+    text, _ = build_rows(tmp_path, synthetic.rows(**{**settings, "num_documents": 3}))
+    assert "The first 200 of 234 rows; the CSV has all." in text
+    assert len(pd.read_csv(tmp_path / "out" / "tables" / "comparisons.csv")) == 234
 
 
 def test_names_are_text_not_markup(tmp_path: Path) -> None:
