@@ -57,14 +57,14 @@ def absences(shown: pd.DataFrame, metric: str) -> str:
 
 def alternative(shown: pd.DataFrame, metric: str, *, by: str = "label", what: str = "tokens") -> str:
     """The figure in a clause a line: its first and last value."""
-    said = []
-    for name, part in shown.groupby(by, observed=True, sort=False):
-        part = part[part[metric].notna()].sort_values("length")
-        if len(part):
-            ends = [
-                f"{number(row[metric])} at {int(row['length']):,}" for _, row in part.iloc[[0, -1]].iterrows()
-            ]
-            said.append(f"{name} {' and '.join(dict.fromkeys(ends))} {what}")
+    known = shown.loc[shown[metric].notna(), [by, "length", metric]]
+    ends: dict[str, list[str]] = {str(name): [] for name in known[by]}
+    ordered = known.sort_values("length", kind="stable")
+    for end in ("first", "last"):
+        one = ordered.drop_duplicates(by, keep=end)
+        for name, length, value in zip(one[by], one["length"], one[metric], strict=True):
+            ends[str(name)].append(f"{number(value)} at {int(length):,}")
+    said = [f"{name} {' and '.join(dict.fromkeys(values))} {what}" for name, values in ends.items()]
     return f"{SHORT[metric].capitalize()}: {'; '.join(said)}."
 
 
