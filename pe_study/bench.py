@@ -104,7 +104,8 @@ def _groups(workloads: list[Workload]) -> list[list[Workload]]:
 
 
 def _measure(group: list[Workload], rounds: int) -> list[dict[str, Any]]:
-    steps = [step_of(workload, build(workload)) for workload in group]
+    models = [build(workload) for workload in group]
+    steps = [step_of(workload, model) for workload, model in zip(group, models, strict=True)]
     for step in steps:
         step()
     seconds: list[list[float]] = [[] for _ in group]
@@ -116,7 +117,7 @@ def _measure(group: list[Workload], rounds: int) -> list[dict[str, Any]]:
     names = [workload.name for workload in group]
     references = {"rope": "rope", **{peer: peer for peer in PEERS}}
     rows = []
-    for workload, taken in zip(group, seconds, strict=True):
+    for workload, model, taken in zip(group, models, seconds, strict=True):
         row: dict[str, Any] = {
             "encoding": workload.name,
             "peer": workload.is_peer,
@@ -127,6 +128,7 @@ def _measure(group: list[Workload], rounds: int) -> list[dict[str, Any]]:
             "device": workload.device,
             "num_tokens": workload.num_tokens,
             **asdict(workload.sizes),
+            "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
             "tokens_per_second": workload.num_tokens / statistics.median(taken),
             "rounds": rounds,
         }

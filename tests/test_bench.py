@@ -34,6 +34,8 @@ def test_rows_count_tokens_and_compare_within_a_turn() -> None:
         assert 0 < row["matmul_share"] < 1
         spread = row["ratio_to_rope"]
         assert spread["low"] <= spread["median"] <= spread["high"]
+    plain = sum(p.numel() for p in workloads.build(_tiny("nope", "eval")).parameters())
+    assert {row["num_parameters"] for row in result["rows"]} == {plain}  # rope and alibi add none
     assert result["rows"][0]["ratio_to_rope"] == {"median": 1.0, "low": 1.0, "high": 1.0}
     assert "| train | 8 | alibi |" in bench.markdown(result)
 

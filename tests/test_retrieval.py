@@ -146,17 +146,6 @@ def test_floor():
     assert status(rows(*copies)) == ["ok", "ok"]
 
 
-def test_accuracy_has_wilson_intervals():
-    frame = rows(*[("passkey", 512, "none", number < 8, "ok") for number in range(10)])
-    (found,) = retrieval.accuracy(frame).to_dict("records")
-    assert (found["n"], found["accuracy"]) == (10, 0.8)
-    z, n, p = 1.959964, 10, 0.8
-    centre, half = p + z * z / 2 / n, z * np.sqrt(p * (1 - p) / n + z * z / 4 / n / n)
-    expected = [(centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)]
-    assert [found["low"], found["high"]] == pytest.approx(expected, rel=1e-5)
-    assert isinstance(frame, pd.DataFrame)
-
-
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     """A study of two tiny runs, evaluated with retrieval tasks."""

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest
 
 from pe_study.errors import DataError, LengthError, PEStudyError
 from pe_study.evaluators import cells, sharing
@@ -71,22 +70,6 @@ def _joined(measured: Sequence[Measured]) -> pd.DataFrame:
         frames.setdefault((key["fingerprint"], key["identity"]["run"]), []).append(cell)
     of_models = [_floored(pd.concat(of_one, ignore_index=True)) for of_one in frames.values()]
     return pd.concat(of_models, ignore_index=True)
-
-
-def accuracy(frame: pd.DataFrame) -> pd.DataFrame:
-    """By label, rescale, task, length and depth: n, accuracy, and its 95 % Wilson interval (low, high)."""
-    keys = ["label", "rescale", "task", "length", "depth", "status"]
-    answered = frame.dropna(subset=["correct"])
-    counts = answered.groupby(keys, observed=True)["correct"].agg(n="count", right="sum").reset_index()
-    intervals = [
-        binomtest(int(right), int(n)).proportion_ci(method="wilson")
-        for right, n in zip(counts["right"], counts["n"], strict=True)
-    ]
-    return counts.assign(
-        accuracy=counts["right"].astype(float) / counts["n"],
-        low=[interval.low for interval in intervals],
-        high=[interval.high for interval in intervals],
-    ).drop(columns="right")
 
 
 def _measure_one(evaluation: Evaluation, folder: Path) -> list[Measured]:
