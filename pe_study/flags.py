@@ -105,6 +105,18 @@ def _protocol(text: str) -> str:
     return f"{{name: {_scalar(name)}{settings}}}" if options else _scalar(name)
 
 
+def filled(words: Sequence[str]) -> list[str]:
+    """A command line whose bare switches of a plan (`--diagnostics`) say `=true` as well."""
+    switches = {
+        f"--{key.replace('_', '-')}" for key, info in Plan.model_fields.items() if info.annotation is bool
+    }
+    after = [*words[1:], ""]
+    return [
+        f"{word}=true" if word in switches and following not in ("true", "false") else word
+        for word, following in zip(words, after, strict=True)
+    ]
+
+
 def _scalar(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
