@@ -17,6 +17,8 @@ import sys
 import time
 from typing import Any
 
+import psutil
+
 SIZES = {"num_layers": 4, "d_model": 128, "num_heads": 4, "num_kv_heads": 4, "d_ff": 384}
 
 
@@ -34,7 +36,7 @@ def measure(encoding: str, length: int, repeats: int) -> dict[str, Any]:
     seconds = []
     with torch.no_grad():
         model(ids[:, :600], logits_to_keep=1, use_cache=False)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        before = psutil.Process().memory_info().rss
         for _ in range(repeats):
             start = time.perf_counter()
             model(ids, logits_to_keep=1, use_cache=False)

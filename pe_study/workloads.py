@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
+from pe_study.configuration import PEStudyConfig
 from pe_study.errors import UsageError
 
 PEERS = ("LlamaForCausalLM", "x-transformers")
@@ -61,37 +62,31 @@ def build(workload: Workload) -> nn.Module:
 
 
 def _ours(workload: Workload) -> nn.Module:
-    from pe_study.model import PEStudyConfig, PEStudyForCausalLM
+    from pe_study.model import PEStudyForCausalLM
 
+    return PEStudyForCausalLM(_config(workload, workload.name))
+
+
+def _llama(workload: Workload) -> nn.Module:
+    from transformers import LlamaForCausalLM
+
+    from pe_study.export import llama_config
+
+    config = llama_config(_config(workload, "rope"), base=10000.0)
+    config.use_cache = False
+    return LlamaForCausalLM(config)
+
+
+def _config(workload: Workload, encoding: str) -> PEStudyConfig:
     # Untrained positions are not the point here: the learned table is as long as the input.
-    config = PEStudyConfig(
+    return PEStudyConfig(
         **asdict(workload.sizes),
-        encoding={"name": workload.name},
+        encoding={"name": encoding},
         train_length=min(workload.length, 512),
         max_positions=max(workload.length, 512),
         kernel=workload.kernel,
         use_cache=False,
     )
-    return PEStudyForCausalLM(config)
-
-
-def _llama(workload: Workload) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = workload.sizes
-    config = LlamaConfig(
-        vocab_size=sizes.vocab_size,
-        hidden_size=sizes.d_model,
-        intermediate_size=sizes.d_ff,
-        num_hidden_layers=sizes.num_layers,
-        num_attention_heads=sizes.num_heads,
-        num_key_value_heads=sizes.num_kv_heads,
-        max_position_embeddings=workload.length,
-        tie_word_embeddings=True,
-        use_cache=False,
-        attn_implementation="sdpa",
-    )
-    return LlamaForCausalLM(config)
 
 
 def _x_transformers(workload: Workload) -> nn.Module:

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pe_study.pointwise import rms_norm, rotate_halves
+from pe_study import pointwise
+from pe_study.pointwise import rms_norm, rotate_halves, swiglu
 
 
 def test_rms_norm_gradients() -> None:
@@ -50,3 +51,27 @@ def test_rotation_in_half_precision_takes_torchs_own_path() -> None:
     low = rotate_halves(x.bfloat16(), cos.bfloat16(), sin.bfloat16())
     assert low.dtype == torch.bfloat16
     torch.testing.assert_close(low.float(), rotate_halves(x, cos, sin), atol=0.06, rtol=0)
+
+
+def test_swiglu_gradients() -> None:
+    x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
+    gate, up = x.chunk(2, dim=-1)
+    torch.testing.assert_close(swiglu(x), F.silu(gate) * up)
+    assert torch.autograd.gradcheck(swiglu, (x,))
+
+
+def test_swiglu_in_half_precision_takes_torchs_own_path() -> None:
+    x = torch.randn(5, 8)
+    low = swiglu(x.bfloat16())
+    assert low.dtype == torch.bfloat16
+    torch.testing.assert_close(low.float(), swiglu(x), atol=0.03, rtol=0.02)
+
+
+@pytest.mark.parametrize("width", [8, 3000])
+def test_blocks_cover_every_row(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointwise, "BLOCK", 2048)
+    x = torch.randn(700, width, requires_grad=True)
+    weight = torch.randn(width, requires_grad=True)
+    found = torch.autograd.grad(rms_norm(x, weight, 1e-6).sin().sum(), (x, weight))
+    expected = torch.autograd.grad(F.rms_norm(x, (width,), weight, 1e-6).sin().sum(), (x, weight))
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
