@@ -17,7 +17,7 @@ from pe_study import attention
 from pe_study.configuration import PEStudyConfig
 from pe_study.encodings.base import At, Encoding
 from pe_study.kernels.scoring import Mask, Scoring, tempered
-from pe_study.pointwise import rms_norm
+from pe_study.pointwise import rms_norm, swiglu
 
 
 class RMSNorm(nn.Module):
@@ -80,8 +80,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(swiglu(self.gate_up(x)))
 
 
 class Layer(nn.Module):

@@ -12,6 +12,7 @@ Shape legend: B batch, H heads, T queries, S keys, K head width, C queries of a 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,18 +21,21 @@ from torch import Tensor
 
 from pe_study.kernels.scoring import Segments, masked_value
 
+LOG2_E = math.log2(math.e)
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The static part of one call. `offset` is the index of query 0 among the keys; `width` W of the band."""
+    """The static part of one call. `offset` is the index of query 0 among the keys; `width` W of the band;
+    `reach` the first distance that no query sees (None: all are seen), which the biases hide."""
 
     scale: float
     offset: int
     width: int
     chunk: int
+    reach: int | None = None
 
 
 def attend_in_chunks(
@@ -94,7 +98,8 @@ def _chunks(num_queries: int, num_keys: int, layout: Layout) -> list[_Chunk]:
     for start in range(0, num_queries, layout.chunk):
         stop = min(start + layout.chunk, num_queries)
         last = layout.offset + stop - 1
-        chunks.append(_Chunk(start, stop, num_keys - 1 - last, last + 1))
+        seen = last + 1 if layout.reach is None else min(last + 1, stop - start - 1 + layout.reach)
+        chunks.append(_Chunk(start, stop, num_keys - 1 - last, seen))
     return chunks
 
 
@@ -154,10 +159,12 @@ def _band_of(band_BHTW: Tensor, chunk: _Chunk) -> Tensor:
 
 
 def _near_scores(q: Tensor, k: Tensor, band: Tensor, masks: _Masks, chunk: _Chunk, layout: Layout) -> Tensor:
+    """(B,H,C,C + W - 1) scores over ln 2: weights are then powers of two, whose vector code has no slow path
+    where they underflow (MKL's exp takes 20 times as long there)."""
     dtype = masks.near_vector.dtype
     rows, keys = q[:, :, chunk.queries].to(dtype), k[:, :, chunk.near(layout.width)].to(dtype)
-    scores = torch.matmul(rows * layout.scale, keys.mT).add_(masks.near(chunk))
-    _diagonals(scores, layout.width).add_(_band_of(band, chunk))
+    scores = torch.matmul(rows * (layout.scale * LOG2_E), keys.mT).add_(masks.near(chunk))
+    _diagonals(scores, layout.width).add_(_band_of(band, chunk), alpha=LOG2_E)
     return scores
 
 
@@ -182,9 +189,7 @@ class _ChunkedAttention(torch.autograd.Function):
                 parts.append(_far_forward(q, k, v, masks, chunk, layout))
             if band is not None:
                 scores = _near_scores(q, k, band, masks, chunk, layout)
-                near_lse = scores.logsumexp(-1)
-                weights = scores.sub_(near_lse[..., None]).exp_().to(v.dtype)
-                parts.append((weights @ v[:, :, chunk.near(layout.width)], near_lse))
+                parts.append(_near_forward(scores, v[:, :, chunk.near(layout.width)]))
             out[:, :, chunk.queries], lse[:, :, chunk.queries] = _merge(parts)
         ctx.save_for_backward(q, k, v, bias_HS, band, out, lse)
         ctx.segments, ctx.layout = segments, layout
@@ -206,10 +211,21 @@ class _ChunkedAttention(torch.autograd.Function):
             if band is not None and grad_band is not None:
                 rows = chunk.queries
                 scores = _near_scores(q, k, band, masks, chunk, layout)
-                weights = scores.sub_(lse[:, :, rows, None]).exp_()
+                # A query with nothing to see has no weights: the rounding of its logsumexp is past exp2.
+                seen = lse[:, :, rows, None] > masks.hidden / 2
+                weights = scores.sub_(torch.where(seen, lse[:, :, rows, None], 0.0), alpha=LOG2_E).exp2_()
                 grad_scores = _near_backward(grads, grad_out, (q, k, v, out), weights, chunk, layout)
                 _add_reduced(_band_of(grad_band, chunk), _diagonals(grad_scores, layout.width))
         return grad_q, grad_k, grad_v, None, grad_band, None, None
+
+
+def _near_forward(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores over ln 2 (overwritten) and the block's values -> its softmax-weighted mean, its logsumexp."""
+    top = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(top).exp2_()
+    total = weights.sum(-1, keepdim=True)
+    lse = total.log().add_(top, alpha=1 / LOG2_E).squeeze(-1)
+    return (weights.to(v.dtype) @ v).div_(total), lse
 
 
 def _far_forward(

@@ -16,19 +16,27 @@ from pe_study.kernels.scoring import Result, Scoring, allowed, masked_value, rep
 
 SHORT = 256
 """Up to this many keys a dense T x S block is small; past it, chunks."""
+WIDEST = 512
+"""A band of so many distances or more, a number a query and distance, would be no band."""
 
 
 def sdpa(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring) -> Result:
     """torch's fused kernels. On a CPU biases come as strided views and bands, in chunks of queries."""
     encoding, mask, num_queries = scoring.encoding, scoring.mask, q_BHTK.shape[2]
     biased = encoding.has_distance_bias or encoding.has_query_bias or encoding.has_value_term
-    if not biased and mask.segments is None and (mask.offset == 0 or num_queries == 1):
+    if (
+        not biased
+        and mask.segments is None
+        and mask.window is None
+        and (mask.offset == 0 or num_queries == 1)
+        and not _chunks_win(q_BHTK)
+    ):
         grouped = k_BGSK.shape[1] != q_BHTK.shape[1]
         out = F.scaled_dot_product_attention(
             q_BHTK, k_BGSK, v_BGSK, is_causal=num_queries > 1, scale=scoring.scale, enable_gqa=grouped
         )
         return out, None
-    wide = encoding.has_query_bias and encoding.constant_beyond is None
+    wide = encoding.has_query_bias and (encoding.constant_beyond or WIDEST) >= WIDEST
     if (
         q_BHTK.device.type != "cpu"
         or encoding.has_value_term
@@ -41,16 +49,37 @@ def sdpa(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring) -> Re
     width = 0 if band_BHTW is None else band_BHTW.shape[3]
     if band_BHTW is not None and band_BHTW.requires_grad and mask.offset == 0 and num_queries <= SHORT:
         return _dense_band(q_BHTK, k_BGSK, v_BGSK, band_BHTW, scoring), None
-    layout = Layout(scoring.scale, mask.offset, width, _chunk_size(num_queries, k_BGSK.shape[2]))
+    if mask.window is not None:
+        bias_HS, band_BHTW = _hide_past(mask.window, bias_HS), _hide_past(mask.window, band_BHTW)
+    chunk = _chunk_size(num_queries, k_BGSK.shape[2], width)
+    layout = Layout(scoring.scale, mask.offset, width, chunk, mask.window)
     k_BHSK, v_BHSK = repeat_heads(k_BGSK, num_heads), repeat_heads(v_BGSK, num_heads)
     return attend_in_chunks(q_BHTK, k_BHSK, v_BHSK, bias_HS, band_BHTW, mask.segments, layout)
 
 
-def _chunk_size(num_queries: int, num_keys: int) -> int:
-    """Queries of a chunk: few where its scores must stay in the cache, many where keys are many."""
+def _hide_past(window: int, bias: Tensor | None) -> Tensor | None:
+    """A bias over distances (the last dimension) that hides those from `window` on."""
+    if bias is None or bias.shape[-1] <= window:
+        return bias
+    hidden = torch.arange(bias.shape[-1], device=bias.device) >= window
+    return bias.masked_fill(hidden, masked_value(bias.dtype))
+
+
+def _chunks_win(q_BHTK: Tensor) -> bool:
+    """Whether a plain causal training step is faster in chunks than in one fused call (measured)."""
+    eager = q_BHTK.device.type == "cpu" and not torch.compiler.is_compiling()
+    return eager and q_BHTK.requires_grad and SHORT < q_BHTK.shape[2] <= 2 * SHORT
+
+
+def _chunk_size(num_queries: int, num_keys: int, width: int) -> int:
+    """Queries of a chunk, as measured: few where its scores must stay in the cache, many for many keys."""
     if num_keys <= SHORT:
         return num_queries
-    return min(num_queries, 128 if num_keys <= 4096 else 512)
+    if num_keys > 16 * SHORT:
+        return min(num_queries, 512 if width else 1024)
+    if width == 0 or num_keys > 4 * SHORT:
+        return min(num_queries, 256)
+    return min(num_queries, 64 if width <= 64 else 128)
 
 
 def _dense_band(
