@@ -7,6 +7,7 @@ from test_evaluate import llama_folder, plan_of
 from tiny import tiny_recipe
 
 from pe_study import listing, rows, runs
+from pe_study.evaluators import perplexity
 from pe_study.evaluators.study import evaluate
 from pe_study.train import train_study
 
@@ -51,6 +52,39 @@ def test_with_bos_documents_leave_no_tail_and_streams_do(study, tmp_path, unit):
         assert difference == (1 if whole else 0)  # of a stream, its first token
     if unit == "document":
         assert targets[True]["num_windows"].to_dict() == targets[False]["num_windows"].to_dict()
+
+
+def test_one_pass_where_no_frequency_changes(tmp_path, monkeypatch):
+    """A rescale by the length is none up to the original one (32): prefixes there are cut from one pass."""
+    source, text = str(llama_folder(tmp_path / "llama")), tmp_path / "a.txt"
+    text.write_text("a line of words, and some more of them. " * 30, encoding="utf-8")
+    read = []
+    plain = perplexity.losses
+
+    def losses(job, *rest, **options):
+        read.append((job.protocol.name, job.length))
+        return plain(job, *rest, **options)
+
+    monkeypatch.setattr(perplexity, "losses", losses)
+    plan = plan_of(corpus=str(text), lengths=[8, 16, 32, 64, 128], num_documents=1)
+    frames = {}
+    for rescale, lengths in (
+        ("none", [128]),
+        ("yarn:auto", [32, 64, 128]),
+        ("dynamic", [32, 64, 128]),
+        ("ntk:2", [128]),
+    ):
+        read.clear()
+        folder = evaluate(source, plan.with_overrides([f"rescales=[{rescale}]"]), runs_root=tmp_path)
+        assert [length for name, length in read if name == "prefix"] == lengths
+        assert [length for name, length in read if name != "prefix"] == [8, 16, 32, 64, 128]
+        frame = rows.read_rows(folder)
+        frame = frame[(frame["rescale"] == rescale) & (frame["protocol"] == "prefix")]
+        frames[rescale] = frame.groupby("length")["nll_sum"].sum()
+    for rescale in ("yarn:auto", "dynamic"):
+        within = [8, 16, 32]
+        assert frames[rescale][within].tolist() == pytest.approx(frames["none"][within].tolist(), rel=1e-6)
+        assert frames[rescale][128] != pytest.approx(frames["none"][128], rel=1e-6)
 
 
 def test_the_cost_of_an_8_bit_cache_is_told(tmp_path):

@@ -10,6 +10,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    CohereConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
@@ -20,6 +21,7 @@ from transformers import (
     OPTConfig,
 )
 
+from pe_study.evaluators import sliced_head
 from pe_study.evaluators.perplexity import evaluate_perplexity
 from pe_study.evaluators.scoring import Scorer, token_nll
 
@@ -92,6 +94,26 @@ def test_chunks_equal_one_pass(name, num_scored):
     np.testing.assert_allclose(found, expected, rtol=2e-6)
     assert spy.largest <= 64 * 40
     assert spy.calls == (8 if num_scored > 64 else 2 if num_scored > 32 else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"), [("llama", 1), ("gpt-neox", 1), ("cohere", 1 + 4), ("mistral-window", 4), ("gpt2", 4)]
+)
+def test_slices_of_one_pass_equal_chunks(name, calls, monkeypatch):
+    """One pass where the head is a matrix; a scaled one shows, and other attention is read in chunks."""
+    monkeypatch.setattr(sliced_head, "SHORTEST", 100)
+    torch.manual_seed(0)
+    config = CONFIGS.get(name) or CohereConfig(**SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids = ids_of(1, 201)
+    expected = plain_nll(model, ids, 150)
+    spy = Spy(model)
+    heads = []
+    model.get_output_embeddings().register_forward_hook(lambda *call: heads.append(call[2].numel()))
+    found = Scorer(model, max_logits=64 * 40).nll(ids[:, :-1], ids[:, -150:])
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+    assert spy.calls == calls
+    assert max(spy.largest, *heads) <= 64 * 40
 
 
 def test_a_model_that_follows_the_running_length_is_never_cut_in_chunks():

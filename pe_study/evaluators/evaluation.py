@@ -85,10 +85,12 @@ class Evaluation:
     def _all_cells(self) -> Iterator[Cell]:
         protocols = [_protocol(spec) for spec in self.plan.protocols]
         for rescale, control in product(self.rescales, self._controls):
-            together = [p for p in protocols if p.name == "prefix" and not self._follows_length(rescale)]
-            yield from (Cell(rescale, length, p, control) for p in together for length in self.lengths)
-            alone = [p for p in protocols if p not in together]
-            yield from (Cell(rescale, length, p, control) for length in self.lengths for p in alone)
+            every = [(p, length) for length in self.lengths for p in protocols]
+            shared = self._sharing(rescale)
+            together = [(p, length) for p, length in every if p.name == "prefix" and length in shared]
+            together.sort(key=lambda pair: protocols.index(pair[0]))
+            alone = [pair for pair in every if pair not in together]
+            yield from (Cell(rescale, length, p, control) for p, length in together + alone)
         if self.plan.truncation and self.subject.train_length is not None:
             longer = [length for length in self.lengths if length > self.subject.train_length]
             yield from (Cell(TRUNCATION, length, p) for p in protocols for length in longer)
@@ -159,22 +161,26 @@ class Evaluation:
         dtype = self.subject.checkpoint.dtype
         return dtype if cache == "full" else f"{dtype}, {cache} cache"
 
-    def _follows_length(self, rescale: str) -> bool:
-        return self.subject.checkpoint.depends_on_length(rescale)
+    def _sharing(self, rescale: str) -> list[int]:
+        """Lengths of one and the same model: all, or those where a rescale by the length changes nothing."""
+        checkpoint = self.subject.checkpoint
+        if not checkpoint.depends_on_length(rescale):
+            return list(self.lengths)
+        anchored = rope_scaling.parse(rescale).file is None  # longrope's file may state a length of its own
+        if checkpoint.rotary is None or checkpoint.depends_on_length("none") or not anchored:
+            return []
+        return [length for length in self.lengths if length <= checkpoint.rotary.original_length]
 
     def _pass(self, cell: Cell) -> tuple[Any, ...]:
         """Cells of one pass are measured together."""
         own = cell.protocol.name != "prefix" or cell.rescale == TRUNCATION
         own = own or cell.control in controls.OF_A_WINDOW
-        if not own and not self._follows_length(cell.rescale):
+        if not own and cell.length in self._sharing(cell.rescale):
             return cell.rescale, cell.protocol, cell.control
         return cell.rescale, cell.protocol, cell.control, cell.length
 
     def _measure(self, missing: Sequence[Cell], models: Models, truncation: Truncation) -> list[Measured]:
-        jobs = [
-            Job.build(self._sequences(cell), cell.protocol, cell.length, longest=max(self.lengths))
-            for cell in missing
-        ]
+        jobs = [self._job(cell) for cell in missing]
         if not missing:
             return []
         rescale, control = missing[0].rescale, missing[0].control
@@ -184,15 +190,21 @@ class Evaluation:
             jobs = [far_context.replaced(job, control, self.subject.train_length or 0) for job in jobs]
         return measure_together(jobs, lambda length: models.get(rescale, length, control), self._reading)
 
+    def _job(self, cell: Cell) -> Job:
+        return Job.build(self._sequences(cell), cell.protocol, cell.length, longest=max(self.lengths))
+
     def _sequences(self, cell: Cell) -> list[DocumentSequence]:
         """What a cell reads: windows fill documents without a tail, samples are drawn from all of them."""
         sampled = cell.protocol.num_targets is not None
-        return self.text.sequences if sampled else self.text.without_tails(max(self.lengths))
+        return self.text.sequences if sampled else self._filled()
+
+    def _filled(self) -> list[DocumentSequence]:
+        return self.text.without_tails(max(self.lengths))
 
     def _truncation(self, models: Models) -> Truncation:
         limit = self.subject.train_length or 1
         return Truncation(
-            self.text.without_tails(max(self.lengths)),
+            self._filled(),
             limit,
             lambda: models.get("none", limit),
             self._reading,

@@ -187,7 +187,7 @@ class _Tasks:
             "task": cell.task,
             "length": cell.length,
             "rescale": cell.rescale,
-            "kernel": self.models.kernel,
+            "kernel": self.models.kernel if any(row["status"] == "ok" for row in rows) else None,
             "factor": self.evaluation.factor(cell.rescale, cell.length),
         }
         return make_rows([{**shared, **row} for row in rows], RETRIEVAL_COLUMNS)

@@ -2,6 +2,7 @@
 
 A long window is read in chunks through the model's cache, so that logits are never held for a whole context:
 exact for any causal model whose positions do not follow the running length and that keeps no recurrent state.
+Where the head is a matrix, its logits are taken a slice at a time from one pass instead (`sliced_head`).
 Shapes: B windows, T inputs, K of them scored (the last), V vocabulary.
 """
 
@@ -17,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pe_study.checkpoints import exact_cache_name, vocabulary_size
-from pe_study.evaluators import controls
+from pe_study.evaluators import controls, sliced_head
 from pe_study.evaluators.reading import QUANTISED_CHUNK
 
 MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 28}  # numbers held at once: 256 MiB, 1 GiB in float32
@@ -69,6 +70,7 @@ class Scorer:
         self._keeps_logits = "logits_to_keep" in parameters
         self._cache_name = exact_cache_name(model) if self.is_pretrained else None
         self._vocabulary = vocabulary_size(model) or 1
+        self._slices = self._reads_chunks and new_cache is None
 
     def nll(self, ids_BT: np.ndarray, targets_BK: np.ndarray) -> np.ndarray:
         """NLL in nats, float64 (B, K), of the last K targets of each window.
@@ -94,7 +96,7 @@ class Scorer:
             try:
                 with torch.inference_mode():
                     if chunk < ids_BT.shape[1]:
-                        return self._chunked(ids_BT, targets_BK, chunk).cpu().numpy()
+                        return self._in_parts(ids_BT, targets_BK, chunk).cpu().numpy()
                     return self._whole(ids_BT, targets_BK).cpu().numpy()
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -133,6 +135,16 @@ class Scorer:
             options["logits_to_keep"] = num_scored
         logits = self.model(ids_BT, **options).logits
         return token_nll(logits[:, -num_scored:], targets_BK.to(logits.device))
+
+    def _in_parts(self, ids_BT: torch.Tensor, targets_BK: torch.Tensor, chunk: int) -> torch.Tensor:
+        plain = chunk == self._chunk(*ids_BT.shape, targets_BK.shape[1])  # else memory ran out
+        plain = plain and controls.positions(self.model, ids_BT) is None
+        if self._slices and plain and sliced_head.fits(self.model, *ids_BT.shape):
+            found = sliced_head.whole_nll(self.model, ids_BT, targets_BK, chunk, token_nll)
+            if found is not None:
+                return found
+            self._slices = False
+        return self._chunked(ids_BT, targets_BK, chunk)
 
     def _chunked(self, ids_BT: torch.Tensor, targets_BK: torch.Tensor, chunk: int) -> torch.Tensor:
         assert self._cache_name is not None
