@@ -137,9 +137,10 @@ class Scorer:
         return token_nll(logits[:, -num_scored:], targets_BK.to(logits.device))
 
     def _in_parts(self, ids_BT: torch.Tensor, targets_BK: torch.Tensor, chunk: int) -> torch.Tensor:
-        plain = chunk == self._chunk(*ids_BT.shape, targets_BK.shape[1])  # else memory ran out
+        batch, length = ids_BT.shape
+        plain = chunk == self._chunk(batch, length, targets_BK.shape[1])  # else memory ran out
         plain = plain and controls.positions(self.model, ids_BT) is None
-        if self._slices and plain and sliced_head.fits(self.model, *ids_BT.shape):
+        if self._slices and plain and sliced_head.fits(self.model, batch, length):
             found = sliced_head.whole_nll(self.model, ids_BT, targets_BK, chunk, token_nll)
             if found is not None:
                 return found
