@@ -157,8 +157,10 @@ class Checkpoint:
         """
         if not self.is_ours:
             return hf_rope.frequencies(self.config, rescale, length)
-        geometry, built = self.rotary, trained_rescale.in_force(self.config, rescale, length)
-        return geometry and rope_scaling.frequencies(built, **asdict(geometry), length=length)
+        if self.rotary is None:
+            return None
+        built = trained_rescale.in_force(self.config, rescale, length)
+        return rope_scaling.frequencies(built, **asdict(self.rotary), length=length)
 
     def kept_scaling(self, rescale: str, length: int) -> tuple[str, float | None] | None:
         """Kind and factor of the checkpoint's own scaling, where it has one and the rescale leaves it."""

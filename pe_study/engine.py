@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from accelerate.utils.memory import clear_device_cache
 
 from pe_study import attention
 from pe_study.encodings.base import Encoding
-from pe_study.errors import PEStudyError, RecipeError, UsageError
+from pe_study.errors import Interrupted, PEStudyError, RecipeError, UsageError
 from pe_study.kernels.fused import reset_compilations
 from pe_study.model import PEStudyForCausalLM
 from pe_study.recipe import build_encoding
@@ -55,14 +56,16 @@ def mask_kind(recipe: Recipe) -> str:
     return "segments" if recipe.data.packing == "isolate" else "causal"
 
 
-def make_accelerator(recipe: Recipe) -> Accelerator:
-    """The engine: device, processes and sharding come from `accelerate launch`, precision from the recipe."""
+def make_accelerator(recipe: Recipe, folder: Path | None = None) -> Accelerator:
+    """The engine: device, processes and sharding come from `accelerate launch`, precision from the recipe.
+    `folder` is that of the run, where trackers write; without one there are none."""
     train = recipe.train
     AcceleratorState._reset_state()  # an earlier run of this process may have had another precision
     return Accelerator(
         cpu=not torch.accelerator.is_available(),  # else the processes of a plain torchrun do not meet
         mixed_precision=train.mixed_precision,
-        log_with=list(train.log_with) if train.log_with else None,
+        project_dir=folder,
+        log_with=list(train.log_with) if train.log_with and folder else None,
         dynamo_plugin=TorchDynamoPlugin(backend="inductor") if train.compile else None,
         step_scheduler_with_optimizer=False,
     )
@@ -116,6 +119,22 @@ def on_main(accelerator: Accelerator, function: Callable[[], Result]) -> Result:
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
+
+
+@contextlib.contextmanager
+def losing_others(accelerator: Accelerator, folder: Path) -> Iterator[None]:
+    """Within the block, a meeting that fails because another process of the run is gone is Interrupted."""
+    try:
+        yield
+    except RuntimeError as error:
+        gone = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+        if not gone or accelerator.num_processes == 1:
+            raise
+        rank = accelerator.process_index
+        raise Interrupted(
+            f"{folder}: process {rank} lost another of this run, whose own message says why; "
+            "the same command goes on"
+        ) from None
 
 
 def release() -> None:

@@ -6,11 +6,13 @@ length with a RoPE rescale built in: the way contexts are extended (Peng et al. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from accelerate import Accelerator
 
+from pe_study import trained_rescale
 from pe_study.checkpoints import Checkpoint, loading, open_checkpoint
 from pe_study.data import (
     Corpus,
@@ -72,16 +74,28 @@ def check_plan(recipe: Recipe, data: StudyData) -> None:
     evaluation_documents(split, longest_length=longest, num_documents=1, unit=cast(Unit, plan.unit))
 
 
+def check_initial(recipe: Recipe, selected: Sequence[RunSpec]) -> None:
+    """CheckpointError when `init` names nothing, UsageError when its weights do not fit the recipe; for
+    before any work."""
+    if recipe.init is None:
+        return
+    checkpoint = initial_checkpoint(recipe)
+    for run in selected:
+        if checkpoint.is_ours:
+            _check_ours(recipe, run, checkpoint)
+        else:
+            _check_foreign(recipe, checkpoint)
+
+
 def build_model(recipe: Recipe, run: RunSpec, tokenizer: Tokenizer) -> Decoder:
     """The decoder of one run. UsageError when `init` names weights that do not fit the recipe."""
     model: Decoder
     if recipe.init is None:
         model = _draw(recipe, run, tokenizer)
     else:
+        check_initial(recipe, [run])
         checkpoint = initial_checkpoint(recipe)
-        model = (
-            _continue_ours(recipe, run, checkpoint) if checkpoint.is_ours else _foreign(recipe, checkpoint)
-        )
+        model = _continue_ours(recipe, checkpoint) if checkpoint.is_ours else _foreign(recipe, checkpoint)
         if tokenizer.vocab_size > model.config.vocab_size:
             raise UsageError(
                 f"{recipe.path}: data.tokenizer: {tokenizer.vocab_size} tokens, the vocabulary of "
@@ -114,9 +128,7 @@ def initial_checkpoint(recipe: Recipe) -> Checkpoint:
     return checkpoint
 
 
-def _continue_ours(recipe: Recipe, run: RunSpec, checkpoint: Checkpoint) -> PEStudyForCausalLM:
-    """Our decoder at another length. Its config keeps the length that its rotary base was trained at."""
-    assert recipe.init is not None
+def _check_ours(recipe: Recipe, run: RunSpec, checkpoint: Checkpoint) -> None:
     config, length = checkpoint.config, recipe.train.length
     wanted = {key: getattr(recipe.model, key) for key in SHAPE}
     wanted["encoding"] = {"name": run.encoding.name, **run.encoding.options}
@@ -128,29 +140,40 @@ def _continue_ours(recipe: Recipe, run: RunSpec, checkpoint: Checkpoint) -> PESt
         )
     if config.build_encoding().max_length is not None and length != config.train_length:
         raise UsageError(f"{recipe.path}: train.length: a learned table cannot go on at another length")
+
+
+def _continue_ours(recipe: Recipe, checkpoint: Checkpoint) -> PEStudyForCausalLM:
+    """Our decoder at another length. Its config keeps the length that its rotary base was trained at."""
+    assert recipe.init is not None
+    config, length = checkpoint.config, recipe.train.length
+    rescale = trained_rescale.in_force(config, recipe.init.rescale, length)
     with loading(checkpoint.source):
         return PEStudyForCausalLM.from_pretrained(
             checkpoint.name,
             length=length,
-            rescale=recipe.init.rescale,
+            rescale=trained_rescale.fixed(rescale, config.train_length, length),
             kernel=recipe.train.kernel,
             dropout=recipe.model.dropout,
         )
 
 
-def _foreign(recipe: Recipe, checkpoint: Checkpoint) -> ForeignDecoder:
-    assert recipe.init is not None
+def _check_foreign(recipe: Recipe, checkpoint: Checkpoint) -> None:
     if recipe.data.packing == "isolate":
         raise UsageError(f"{recipe.path}: data.packing: isolate needs our own decoder; use within-document")
-    model: Any = checkpoint.load(recipe.init.rescale, recipe.train.length, recipe.train.kernel)
+    config = checkpoint.config.get_text_config()
     wanted = {
-        "num_layers": model.config.num_hidden_layers,
-        "d_model": model.config.hidden_size,
-        "num_heads": model.config.num_attention_heads,
-        "d_ff": model.config.intermediate_size,
+        "num_layers": config.num_hidden_layers,
+        "d_model": config.hidden_size,
+        "num_heads": config.num_attention_heads,
+        "d_ff": config.intermediate_size,
     }
     differing = {key: size for key, size in wanted.items() if getattr(recipe.model, key) != size}
     if differing:
         said = "; ".join(f"{key} is {size} there" for key, size in differing.items())
         raise UsageError(f"{recipe.path}: model has to be that of {checkpoint.source}: {said}")
+
+
+def _foreign(recipe: Recipe, checkpoint: Checkpoint) -> ForeignDecoder:
+    assert recipe.init is not None
+    model: Any = checkpoint.load(recipe.init.rescale, recipe.train.length, recipe.train.kernel)
     return ForeignDecoder(model)

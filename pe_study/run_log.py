@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +19,8 @@ from pe_study import runs
 from pe_study.errors import RecipeError
 from pe_study.recipe import Recipe, RunSpec, training_values
 from pe_study.updates import Update
+
+SCALAR = (bool, int, float, str)  # what every tracker takes as a setting
 
 
 class RunLog:
@@ -46,9 +50,16 @@ class RunLog:
         )
         self._steps, self._seconds = 0, 0.0  # since the last line
         if recipe.train.log_with:
-            accelerator.project_configuration.set_directories(str(folder))
-            name = {"wandb": {"name": run.run_id}}
-            accelerator.init_trackers(recipe.name, config=training_values(recipe, run), init_kwargs=name)
+            self._start_trackers(run, folder)
+
+    def _start_trackers(self, run: RunSpec, folder: Path) -> None:
+        """Project: the study; run: the run. What says so on stdout says it on stderr."""
+        wandb = {"name": run.run_id, "dir": str(folder), "mode": os.environ.get("WANDB_MODE", "offline")}
+        settings = {"wandb": wandb, "trackio": {"name": run.run_id}}
+        values = training_values(self.recipe, run)
+        config = {key: value if isinstance(value, SCALAR) else str(value) for key, value in values.items()}
+        with contextlib.redirect_stdout(sys.stderr):
+            self.accelerator.init_trackers(self.recipe.name, config=config, init_kwargs=settings)
 
     def __enter__(self) -> Self:
         return self
@@ -59,8 +70,9 @@ class RunLog:
         self._bar.close()
         if self._metrics:
             self._metrics.close()
-        for tracker in self.accelerator.trackers:
-            tracker.finish()
+        with contextlib.redirect_stdout(sys.stderr):
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
         self.accelerator.trackers = []
 
     def log(self, step: int, update: Update, validation: Mapping[str, float | None]) -> dict[str, Any]:
@@ -76,7 +88,8 @@ class RunLog:
         }
         if self._metrics:
             self._metrics.append(row)
-        self.accelerator.log({key: value for key, value in row.items() if key != "step"}, step=step)
+        known = {key: value for key, value in row.items() if key != "step" and value is not None}
+        self.accelerator.log(known, step=step)
         speed = f"{row['tokens_per_second']:,.0f} tokens/s"
         self._bar.set_postfix_str(f"loss {update.loss:.3f}, {speed}", refresh=False)
         return row
@@ -97,4 +110,6 @@ def check_trackers(recipe: Recipe) -> None:
     """RecipeError for a tracker that is not installed, which Accelerate would leave out without a word."""
     for name in recipe.train.log_with:
         if name not in [str(tracker) for tracker in get_available_trackers()]:
-            raise RecipeError(f"{recipe.path}: train.log_with: {name} is not installed (pip install {name})")
+            raise RecipeError(
+                f"{recipe.path}: train.log_with: {name} is not installed (pip install 'pe-study[trackers]')"
+            )

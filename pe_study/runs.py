@@ -2,7 +2,7 @@
 
     runs/<study>/<label>-s<seed>/   recipe.yaml  provenance.json  metrics.jsonl  snapshots/  final/  DONE
 
-`DONE` is written last, so a folder that holds it is a finished run and any other is not. Files that are
+`DONE` is written last, so a folder that holds it whole is a finished run and any other is not. Files that are
 replaced are written beside and renamed; `metrics.jsonl` is appended to, one object a line.
 """
 
@@ -50,10 +50,12 @@ __all__ = [
     "claim_folder",
     "command_line",
     "is_done",
+    "is_whole",
     "list_runs",
     "locked",
     "make_rows",
     "provenance",
+    "read_done",
     "read_json",
     "read_metrics",
     "read_rows",
@@ -77,9 +79,24 @@ def run_dir(runs_root: Path | str, recipe: Recipe, run: RunSpec) -> Path:
     return study_dir(runs_root, recipe) / run.run_id
 
 
+def read_done(folder: Path | str) -> dict[str, Any] | None:
+    """What `DONE` says; None where it is absent, empty or damaged, for then the run is not finished."""
+    try:
+        facts = json.loads((Path(folder) / DONE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return facts if isinstance(facts, dict) else None
+
+
 def is_done(folder: Path | str) -> bool:
-    """Whether the run in `folder` is finished."""
-    return (Path(folder) / DONE).is_file()
+    """Whether the run in `folder` was finished; its weights may have been deleted since."""
+    return read_done(folder) is not None
+
+
+def is_whole(folder: Path | str) -> bool:
+    """Whether the run in `folder` is finished and its trained model there."""
+    final = Path(folder) / FINAL
+    return is_done(folder) and (final / "config.json").is_file() and any(final.glob("model*.safetensors"))
 
 
 def claim_folder(folder: Path | str, *, ours: Sequence[str]) -> Path:
@@ -250,7 +267,7 @@ def run_state(folder: Path | str) -> RunState:
     """How far the run in `folder` got, from its files alone."""
     folder = Path(folder)
     rows = read_metrics(folder)
-    status = "done" if is_done(folder) else "running" if _is_locked(folder) else "partial"
+    status = "done" if is_whole(folder) else "running" if _is_locked(folder) else "partial"
     return RunState(
         study=folder.resolve().parent.name,
         run_id=folder.resolve().name,

@@ -11,6 +11,8 @@ from pe_study.errors import UsageError, did_you_mean
 from pe_study.recipe import Recipe, RunSpec, training_differences, training_values
 
 _KEYS = ("encoding", "seed", "run")
+# What may change between the steps of a run, since it cuts the same batch otherwise: memory does it, too.
+REGROUPING = ("train.micro_batch_tokens",)
 
 
 def select_runs(recipe: Recipe, only: Mapping[str, str] | None = None) -> tuple[RunSpec, ...]:
@@ -48,7 +50,8 @@ def check_folder(folder: Path, recipe: Recipe, run: RunSpec, *, resume: str = "a
 
 def refuse_changes(folder: Path, trained: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """UsageError naming what changed, when a value of `now` differs from what `folder` was trained with."""
-    changes = training_differences({key: trained.get(key) for key in now}, now)
+    compared = {key: value for key, value in now.items() if key not in REGROUPING}
+    changes = training_differences({key: trained.get(key) for key in compared}, compared)
     if changes:
         more = f"; {len(changes) - 5} more" * (len(changes) > 5)
         raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-OTHER_KINDS = {"accelerate", "tasks"}  # launcher configurations beside recipes, lm-eval tasks beside plans
+OTHER_KINDS = {"accelerate", "skypilot", "tasks"}  # launchers beside recipes, lm-eval tasks beside plans
 ROOTS = (PACKAGE.parent, PACKAGE / "_shipped")  # a clone (or editable install), an installed wheel
 
 

@@ -7,8 +7,24 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
+from pe_study.errors import Interrupted
+
 # SIGUSR2 is what submitit's Slurm jobs get before their time is up.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # how systems end processes: for memory, time or a reboot
+
+
+def wants_restart(exit_code: int) -> bool:
+    """Whether a process that ended so was stopped early and resumes when it is started again."""
+    return exit_code == Interrupted.exit_code or -exit_code in FROM_OUTSIDE
+
+
+def describe_exit(exit_code: int) -> str:
+    """How a process ended: a negative exit code is the signal that ended it."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    hint = " (out of memory, or stopped from outside)" if -exit_code in FROM_OUTSIDE else ""
+    return f"{signal.Signals(-exit_code).name}{hint}"
 
 
 class StopRequest:

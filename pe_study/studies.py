@@ -23,7 +23,7 @@ from pe_study.rows import (
     make_rows,
     read_rows,
 )
-from pe_study.runs import DONE, METRICS, PROVENANCE, RECIPE, is_done
+from pe_study.runs import METRICS, PROVENANCE, RECIPE, is_done, read_done
 
 SUMMARY = "results.json"
 _TEXT = [name for name, kind in ROW_COLUMNS.items() if kind == "string"]
@@ -145,12 +145,8 @@ def read_run(folder: Path) -> Run:
         provenance=_parse(provenance, json.loads) if provenance.exists() else {},
         metrics=_read_metrics(metrics) if metrics.exists() else pd.DataFrame(),
         done=is_done(folder),
-        finished=_read_done(folder / DONE),
+        finished=read_done(folder) or {},
     )
-
-
-def _read_done(path: Path) -> Mapping[str, Any]:
-    return _parse(path, json.loads) if path.is_file() and path.stat().st_size else {}
 
 
 def _evaluations(path: Path) -> tuple[Evaluation, ...]:

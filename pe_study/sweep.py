@@ -7,6 +7,8 @@ the run is finished, and exits 75 when it was stopped and wants to be started ag
 from __future__ import annotations
 
 import os
+import queue
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,9 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pe_study.devices import VISIBLE, share_out, visible_gpus
 from pe_study.errors import Interrupted, PEStudyError, UsageError, did_you_mean
 from pe_study.recipe import load
 from pe_study.selection import select_runs
+from pe_study.stopping import describe_exit, wants_restart
 
 if TYPE_CHECKING:
     from submitit import Executor
@@ -58,21 +62,33 @@ def submit(
     if executor not in EXECUTORS:
         raise UsageError(f'--executor: found "{executor}"; {did_you_mean(executor, EXECUTORS)}')
     engine = _executor(Path(folder), executor, jobs, options or {})
-    work = [TrainJob(line["argv"]) for line in lines]
     if executor == "slurm":
-        submitted = engine.submit_array(work)
+        submitted = engine.submit_array([TrainJob(line["argv"]) for line in lines])
         return [
             {"run_id": line["run_id"], "job_id": job.job_id}
             for line, job in zip(lines, submitted, strict=True)
         ]
 
-    def run(line: Mapping[str, Any], job: TrainJob) -> dict[str, Any]:
-        submitted = engine.submit(job)
-        code = submitted.result()
+    from submitit.core.utils import FailedJobError, UncompletedJobError
+
+    jobs = 1 if executor == "debug" else jobs
+    gpus: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    for gpu in share_out(visible_gpus(), jobs):
+        gpus.put(gpu)
+
+    def run(line: Mapping[str, Any]) -> dict[str, Any]:
+        gpu = gpus.get()
+        submitted = engine.submit(TrainJob(line["argv"], gpu))
+        try:
+            code = submitted.result()
+        except UncompletedJobError as error:  # what stands around the training failed, or was ended
+            code = 1 if isinstance(error, FailedJobError) else -signal.SIGKILL
+        finally:
+            gpus.put(gpu)
         return {"run_id": line["run_id"], "job_id": submitted.job_id, "exit_code": code}
 
-    with ThreadPoolExecutor(1 if executor == "debug" else jobs) as pool:
-        done = list(pool.map(run, lines, work))
+    with ThreadPoolExecutor(jobs) as pool:
+        done = list(pool.map(run, lines))
     _raise_failures(done, folder)
     return done
 
@@ -97,20 +113,24 @@ def _raise_failures(done: Sequence[Mapping[str, Any]], folder: Path | str) -> No
     failed = [line for line in done if line["exit_code"]]
     if not failed:
         return
-    said = ", ".join(f"{line['run_id']} (exit code {line['exit_code']})" for line in failed)
-    stopped = all(line["exit_code"] == Interrupted.exit_code for line in failed)
+    said = ", ".join(f"{line['run_id']} ({describe_exit(line['exit_code'])})" for line in failed)
+    stopped = all(wants_restart(line["exit_code"]) for line in failed)
     raise (Interrupted if stopped else PEStudyError)(f"unfinished: {said}; logs in {folder}")
 
 
 class TrainJob:
-    """What submitit pickles and runs: the command line of one run in a process of its own; its exit code."""
+    """What submitit pickles and runs: the command line of one run in a process of its own; its exit code.
 
-    def __init__(self, argv: Sequence[str]) -> None:
-        self.argv = list(argv)
+    `gpu`, where one is given, is all that the run sees; submitit's local executor would hide all of them.
+    """
+
+    def __init__(self, argv: Sequence[str], gpu: str | None = None) -> None:
+        self.argv, self.gpu = list(argv), gpu
         self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> int:
-        self._process = subprocess.Popen(self.argv)
+        seen = {} if self.gpu is None else {VISIBLE: self.gpu}
+        self._process = subprocess.Popen(self.argv, env={**os.environ, **seen})
         code = self._process.wait()
         if code == Interrupted.exit_code and "SLURM_JOB_ID" in os.environ:
             subprocess.check_call(["scontrol", "requeue", slurm_job_id()])
@@ -123,7 +143,7 @@ class TrainJob:
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
-        return submitit.helpers.DelayedSubmission(TrainJob(self.argv))
+        return submitit.helpers.DelayedSubmission(TrainJob(self.argv, self.gpu))
 
 
 def slurm_job_id() -> str:

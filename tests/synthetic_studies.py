@@ -215,7 +215,7 @@ def _write_run(folder: Path, label: str, seed: int, train_length: int, steps: in
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
-    (folder / "DONE").write_text("", encoding="utf-8")
+    (folder / "DONE").write_text("{}", encoding="utf-8")
 
 
 def plain_rows(**options: object) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from tiny import tiny_recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pe_study import runs, snapshots
+from pe_study.checkpoints import open_checkpoint
 from pe_study.engine import make_accelerator
 from pe_study.errors import CheckpointError, Interrupted, UsageError
 from pe_study.initial import build_model, load_data
@@ -145,3 +146,44 @@ def test_isolated_documents_need_our_decoder(llama: Path, tmp_path: Path) -> Non
     recipe = extend(tmp_path, llama, "data.packing=isolate", "data.tokenizer=checkpoint")
     with pytest.raises(UsageError, match="isolate needs our own decoder"):
         train_study(recipe, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("source", ["nowhere/at/all", "llama"])
+def test_what_cannot_be_gone_on_from_is_refused_before_any_work(
+    llama: Path, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pe_study.train.load_data", lambda *_: pytest.fail("read the text first"))
+    if source == "llama":
+        recipe = extend(tmp_path, llama, "model.d_ff=64")
+        with pytest.raises(UsageError, match="d_ff is 48 there"):
+            train_study(recipe, tmp_path / "runs")
+    else:
+        with pytest.raises(CheckpointError, match="nowhere/at/all: no such file or folder"):
+            train_study(extend(tmp_path, tmp_path / source), tmp_path / "runs")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", ["yarn:4", "yarn:auto"])
+def test_no_rescale_is_the_one_that_was_trained_in(base: Path, tmp_path: Path, spec: str) -> None:
+    """As a scaling that a Hugging Face checkpoint brings: kept under `none` and S = 1, replaced by any other;
+    `auto` stays at the factor of training, whatever length is read."""
+    result = train_study(extend(tmp_path, base, f"init.rescale={spec}"), tmp_path / "runs")[0]
+    stored = AutoModelForCausalLM.from_pretrained(result.folder / "final", length=128)
+    assert stored.config.rescale == "yarn:4"
+    ids = torch.arange(100)[None] % 250
+    expected = stored(ids).logits
+    checkpoint = open_checkpoint(result.folder)
+    for same in ("none", "yarn:1", "linear:1"):
+        model = checkpoint.load(same, length=128)
+        assert (model.config.rescale, checkpoint.depends_on_length(same)) == ("yarn:4", False)
+        assert torch.equal(model(ids).logits, expected)
+        assert checkpoint.kept_scaling(same, 128) == ("yarn", 4.0)
+        frequencies = checkpoint.frequencies(same, 128)
+        assert frequencies is not None
+        assert torch.equal(frequencies[0], checkpoint.frequencies("yarn:4", 16)[0])  # type: ignore[index]
+    assert checkpoint.load("yarn:auto", length=128).config.rescale == "yarn:auto"
+    assert checkpoint.depends_on_length("yarn:auto")
+    assert not torch.equal(checkpoint.load("yarn:8", length=128)(ids).logits, expected)
+    again = extend(tmp_path, result.folder, "name=again", "init.rescale=none")
+    data = load_data(again, make_accelerator(again))
+    assert build_model(again, again.runs()[0], data.tokenizer).config.rescale == "yarn:4"

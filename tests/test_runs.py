@@ -141,7 +141,12 @@ def make_run(folder: Path, *, step: int, steps: int) -> None:
 def test_list_runs_tells_finished_from_unfinished(tmp_path: Path) -> None:
     make_run(tmp_path / "study" / "rope-s0", step=7, steps=10)
     make_run(tmp_path / "study" / "alibi-s0", step=10, steps=10)
-    (tmp_path / "study" / "alibi-s0" / runs.DONE).write_text("{}")
+    alibi = tmp_path / "study" / "alibi-s0"
+    (alibi / runs.DONE).write_text("{}")
+    assert runs.run_state(alibi).status == "partial", "without a model there is nothing to show for it"
+    (alibi / "final").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (alibi / "final" / name).touch()
     (tmp_path / "study" / "eval").mkdir()
     found = [(run.study, run.run_id, run.status, run.step, run.steps) for run in runs.list_runs(tmp_path)]
     assert found == [("study", "alibi-s0", "done", 10, 10), ("study", "rope-s0", "partial", 7, 10)]

@@ -1,10 +1,14 @@
 """Every YAML file that ships is valid, and what its comments claim is so."""
 
+import shlex
+import string
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pe_study import plan, recipe
+from pe_study.sweep import sweep
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -54,6 +58,18 @@ def test_an_accelerate_configuration_loads_in_accelerate(path: Path) -> None:
     assert (config.distributed_type.value, config.num_processes) == expected
     assert config.mixed_precision == "no"
     assert config.main_training_function == "main"
+
+
+def test_a_managed_job_is_a_line_of_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No SkyPilot here: what it starts, and on which exit code it starts it again."""
+    monkeypatch.chdir(ROOT)
+    job = yaml.safe_load((ROOT / "recipes" / "skypilot" / "run.yaml").read_text(encoding="utf-8"))
+    assert job["resources"]["job_recovery"] == {"recover_on_exit_codes": [75], "max_restarts_on_errors": 0}
+    (command,) = [line for line in job["run"].splitlines() if line.startswith("exec ")]
+    typed = [string.Template(word).substitute(job["envs"]) for word in shlex.split(command)[2:]]
+    path = job["envs"]["RECIPE"]
+    lines = sweep(path, runs_root="/runs", only={"run": job["envs"]["RUN"]})
+    assert [line["argv"][1:] for line in lines] == [typed]
 
 
 def test_fsdp_wraps_the_layer_of_our_model() -> None:

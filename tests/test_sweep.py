@@ -54,6 +54,26 @@ def test_executors_run_all_and_report_failures(tmp_path: Path, executor: str) ->
         submit([command(75), command(0)], tmp_path, executor=executor)
 
 
+def test_a_training_that_was_killed_wants_to_be_started_again(tmp_path: Path) -> None:
+    killed = {"run_id": "killed", "argv": [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]}
+    with pytest.raises(Interrupted, match=r"killed \(SIGKILL \(out of memory, or stopped from outside\)\)"):
+        submit([killed], tmp_path, executor="debug")
+
+
+def test_local_runs_get_a_gpu_each_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """submitit's local executor hides every GPU that it was not told of."""
+    monkeypatch.setattr("pe_study.sweep.visible_gpus", lambda: ["3", "GPU-8a1f"])
+    show = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
+    lines = [
+        {"run_id": str(number), "argv": [sys.executable, "-c", show, str(tmp_path / str(number))]}
+        for number in range(3)
+    ]
+    submit(lines, tmp_path / "logs", executor="debug", jobs=2)
+    assert [(tmp_path / str(number)).read_text() for number in range(3)] == ["3", "3", "3"], "one at a time"
+    submit(lines, tmp_path / "logs", executor="local", jobs=2)
+    assert {(tmp_path / str(number)).read_text() for number in range(3)} == {"3", "GPU-8a1f"}
+
+
 def test_unknown_executors_and_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='did you mean "slurm"'):
         submit([command(0)], tmp_path, executor="slrum")
