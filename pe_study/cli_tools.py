@@ -28,6 +28,24 @@ def export(
     terminal.say(str(write(run, output, format=layout)))
 
 
+@app.command(epilog="Example: pe-study card runs/demo/rope-s0 --push me/rope-64")
+def card(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="a finished run, for example runs/demo/rope-s0")],
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="OWNER/NAME", help="also upload the model there", show_default=False),
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="a new repository is private")] = False,
+) -> None:
+    """Write the model card of a run, with its evaluation results.
+
+    It goes into the run's final/; --push uploads that folder to the Hugging Face Hub.
+    """
+    from pe_study import card as cards
+
+    terminal.say(cards.push(run, push, private=private) if push else str(cards.write_card(run)))
+
+
 @app.command(epilog="Example: pe-study sweep recipes/small.yaml --executor slurm --jobs 8")
 def sweep(
     recipe: options.RecipePath,

@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from pe_study import recipe as recipes
 from pe_study import runs, snapshots, state
 from pe_study.contexts import context_sizes
 from pe_study.engine import autocast_dtype, device_name, mask_kind, on_main, peak_memory_bytes
@@ -22,16 +23,38 @@ from pe_study.files import sync, write_text
 from pe_study.hub import no_progress_bars
 from pe_study.kernels.fused import compilations
 from pe_study.recipe import Recipe, RunSpec, narrow, resolved_yaml, training_hash, training_values
-from pe_study.selection import refuse_changes
+from pe_study.selection import REGROUPING, refuse_changes
 
 if TYPE_CHECKING:
     from pe_study.data import TrainBatches
     from pe_study.initial import Decoder, StudyData
+    from pe_study.plan import Plan
     from pe_study.updates import Updater
 
 NON_FINITE = "non_finite.json"
 
 logger = logging.getLogger(__name__)
+
+
+def withdraw(folder: Path) -> None:
+    """Take back the `DONE` of a run that is to be trained again, since it or the trained model is damaged."""
+    if not (folder / runs.DONE).exists():
+        return
+    what = f"{runs.FINAL}/ is gone or damaged" if runs.is_done(folder) else f"{runs.DONE} is damaged"
+    logger.warning("%s: finished before, but %s; trained again from its newest snapshot", folder, what)
+    (folder / runs.DONE).unlink()
+
+
+def adopt_plan(folder: Path, plan: Plan) -> None:
+    """Put another evaluation plan into the `recipe.yaml` of a finished run: it decides no weight."""
+    path = folder / runs.RECIPE
+    written = recipes.load(path)
+    if written.eval == plan:
+        return
+    try:
+        write_text(path, resolved_yaml(written.model_copy(update={"eval": plan})))
+    except OSError as error:
+        logger.warning("%s: keeps its older evaluation plan (%s)", path, error.strerror)
 
 
 class RunFiles:
@@ -69,6 +92,8 @@ class RunFiles:
         if found is not None:
             trained = {**found.facts["training"], **found.facts}
             refuse_changes(found.folder, trained, {**self.training, **self.data.hashes})
+            if any(trained[key] != self.training[key] for key in REGROUPING):
+                logger.warning("%s: other micro-batches than before: losses equal to rounding", self.folder)
         return found
 
     def write_beginning(self, model: Decoder, batches: TrainBatches) -> None:

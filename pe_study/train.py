@@ -15,12 +15,19 @@ from typing import Any
 
 from pe_study import runs, state
 from pe_study.data import TrainBatches
-from pe_study.engine import check_engine, determinism, make_accelerator, on_main, release
+from pe_study.engine import (
+    check_engine,
+    determinism,
+    losing_others,
+    make_accelerator,
+    on_main,
+    release,
+)
 from pe_study.errors import Interrupted, NonFiniteLossError, UsageError
-from pe_study.initial import Decoder, StudyData, build_model, check_plan, load_data
+from pe_study.initial import Decoder, StudyData, build_model, check_initial, check_plan, load_data
 from pe_study.jobs import resolve_jobs, train_at_once
 from pe_study.recipe import Recipe, RunSpec
-from pe_study.run_files import RunFiles
+from pe_study.run_files import RunFiles, adopt_plan, withdraw
 from pe_study.run_log import RunLog, check_trackers
 from pe_study.selection import check_folder, refuse_changes, select_runs
 from pe_study.stopping import StopRequest
@@ -62,17 +69,19 @@ def train_study(
         raise UsageError(f"--resume {resume}: {len(selected)} runs are selected; pick one with --only")
     for run in selected:
         check_folder(folders[run.run_id], recipe, run, resume=resume)
-    if all(runs.is_done(folder) for folder in folders.values()):
-        return [_finished(run, folders[run.run_id]) for run in selected]
-    check_engine(recipe, [run for run in selected if not runs.is_done(folders[run.run_id])])
+    unfinished = [run for run in selected if not runs.is_whole(folders[run.run_id])]
+    if not unfinished:
+        return [_finished(recipe, run, folders[run.run_id]) for run in selected]
+    check_engine(recipe, unfinished)
     check_trackers(recipe)
+    check_initial(recipe, unfinished)
     with contextlib.ExitStack() as held:
         stop = stop or held.enter_context(StopRequest())
         data = load_data(recipe, make_accelerator(recipe))
         check_plan(recipe, data)
-        for folder in filter(runs.is_done, folders.values()):
-            refuse_changes(folder, runs.read_json(folder / runs.DONE), data.hashes)
-        num_jobs = resolve_jobs(jobs, recipe, sum(not runs.is_done(folder) for folder in folders.values()))
+        for folder in folders.values():
+            refuse_changes(folder, runs.read_done(folder) or data.hashes, data.hashes)
+        num_jobs = resolve_jobs(jobs, recipe, len(unfinished))
         if num_jobs > 1:
             return train_at_once(
                 train_study,
@@ -101,14 +110,16 @@ def train_run(
     progress: bool = False,
 ) -> RunResult:
     """Train one run in `folder` from where it stands to `final/` and `DONE`; a finished one is skipped."""
-    accelerator = make_accelerator(recipe)
+    accelerator = make_accelerator(recipe, folder)
     runs.claim_folder(folder, ours=(runs.RECIPE, runs.PROVENANCE))
     with contextlib.ExitStack() as held:
         on_main(accelerator, lambda: held.enter_context(runs.locked(folder)) and None)
-        if runs.is_done(folder):
-            return _finished(run, folder)
+        if runs.is_whole(folder):
+            return _finished(recipe, run, folder)
+        on_main(accelerator, lambda: withdraw(folder))
         if stop.requested and accelerator.num_processes == 1:  # several agree at their first step
             raise Interrupted(f"{folder}: stopped before its first step; the same command goes on")
+        held.enter_context(losing_others(accelerator, folder))
         training = Training(recipe, run, RunFiles(recipe, run, folder, accelerator, data))
         held.enter_context(determinism(recipe, training.model, accelerator.device))
         start = training.resume(resume)
@@ -120,7 +131,9 @@ def train_run(
     return RunResult(run.run_id, folder, "trained", facts)
 
 
-def _finished(run: RunSpec, folder: Path) -> RunResult:
+def _finished(recipe: Recipe, run: RunSpec, folder: Path) -> RunResult:
+    """A run that is skipped; its `recipe.yaml` takes over the plan, which `pe-study eval` reads there."""
+    adopt_plan(folder, recipe.eval)
     return RunResult(run.run_id, folder, "skipped", runs.read_json(folder / runs.DONE))
 
 

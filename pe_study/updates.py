@@ -5,6 +5,7 @@ Shapes: B sequences, T tokens. A sequence of a step has a slot, 0 … S-1; proce
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pe_study.data import IGNORED, Batch, TrainBatches
 from pe_study.errors import UsageError
@@ -117,11 +119,24 @@ class Updater:
         except RuntimeError as error:
             if not should_reduce_batch_size(error):
                 raise
-        # The others wait in the exchange of gradients: meet them there with the least that fits.
         clear_device_cache(garbage_collection=True)
         if self.accelerator.num_processes > 1:
-            self._backward_part(self.load(step, [PADDING]), num_targets)
+            self._meet(step, num_targets)
         return loss, True
+
+    def _meet(self, step: int, num_targets: int) -> None:
+        """After memory ran out here: the others wait in the exchange of gradients, meet them there with the
+        least that fits. UsageError where that cannot be: sharded models exchange in every layer, and DDP
+        refuses another pass when one had begun to exchange."""
+        if isinstance(getattr(self.model, "_orig_mod", self.model), DistributedDataParallel):
+            with contextlib.suppress(RuntimeError):
+                self._backward_part(self.load(step, [PADDING]), num_targets)
+                return
+        rank, half = self.accelerator.process_index, max(self.micro_sequences // 2, 1) * self.train.length
+        raise UsageError(
+            f"step {step + 1}: out of memory on process {rank} while gradients were exchanged\n"
+            f"set train.micro_batch_tokens to {half}: the batch stays what it is, and the run goes on"
+        )
 
     def loss(self, batch: Batch, num_targets: int) -> Tensor:
         """The sum of nats over the batch's targets, divided by `num_targets`."""

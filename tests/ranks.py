@@ -118,7 +118,7 @@ def sharded(folder: Path) -> None:
     """Three updates and a snapshot of a sharded model, and what they leave."""
     Accelerator.prepare = shard  # type: ignore[method-assign,assignment]
     Accelerator.is_fsdp2 = property(lambda self: True)  # type: ignore[method-assign,assignment]
-    for encoding in ("t5", "shaw", "rope"):
+    for encoding in ENCODINGS:
         updater = make_updater(load(folder / "tiny.yaml", (*UNEVEN, f"encodings=[{encoding}]")))
         updates = [updater.update(step) for step in range(2)]
         kept = state.weights(updater.model), state.optimizer_state(updater.model, updater.optimizer)
@@ -146,6 +146,29 @@ def out_of_memory(folder: Path) -> None:
 
     Updater._backward_part = backward_part  # type: ignore[method-assign]
     train_study(load(folder / "tiny.yaml"), folder / "runs")
+
+
+def out_of_memory_while_exchanging(folder: Path) -> None:
+    """One process runs out of memory in its last backward pass, when the first gradients are there."""
+    make = Updater.__init__
+
+    def fail(grad: Tensor) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    def init(self: Updater, *args: Any) -> None:
+        make(self, *args)
+        if RANK == 1:
+            self.accelerator.unwrap_model(self.model).layers[0].attention.out.weight.register_hook(fail)
+
+    Updater.__init__ = init  # type: ignore[method-assign]
+    train_study(load(folder / "tiny.yaml"), folder / "runs")
+
+
+def out_of_memory_while_sharded(folder: Path) -> None:
+    """One process of a sharded training runs out of memory."""
+    Accelerator.prepare = shard  # type: ignore[method-assign,assignment]
+    Accelerator.is_fsdp2 = property(lambda self: True)  # type: ignore[method-assign,assignment]
+    out_of_memory(folder)
 
 
 if __name__ == "__main__":

@@ -111,11 +111,24 @@ def test_out_of_memory_on_one_process_halves_on_both(tmp_path: Path) -> None:
     assert newest.facts["updater"]["micro_sequences"] == 2
 
 
+@pytest.mark.parametrize("fault", ["out_of_memory_while_exchanging", "out_of_memory_while_sharded"])
+def test_out_of_memory_that_cannot_be_agreed_on_ends_both(
+    tmp_path: Path, fault: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Halfway through an exchange there is no way back: one line with the remedy, no hang."""
+    tiny_recipe(tmp_path)
+    assert launch("ranks.py", fault, tmp_path) == [75, 2]
+    said = capfd.readouterr().err
+    assert "out of memory on process 1 while gradients were exchanged" in said
+    assert "set train.micro_batch_tokens to 32" in said
+    assert "process 0 lost another of this run" in said
+
+
 def test_sharded_models_train_alike(tmp_path: Path) -> None:
     """FSDP2: Accelerate shards on GPUs only, so the test shards by hand what it would."""
     tiny_recipe(tmp_path)
     assert launch("ranks.py", "sharded", tmp_path) == [0, 0]
-    for encoding in ("t5", "shaw", "rope"):
+    for encoding in ENCODINGS:
         recipe = load(tmp_path / "tiny.yaml", ("data.packing=isolate", f"encodings=[{encoding}]"))
         updater = make_updater(recipe)
         expected = [updater.update(step) for step in range(3)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -409,7 +410,9 @@ def test_bf16_trains_float32_weights(tmp_path: Path) -> None:
 def test_an_absent_tracker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pe_study.run_log.get_available_trackers", list)
     recipe = tiny_recipe(tmp_path, "train.log_with=[tensorboard]")
-    with pytest.raises(RecipeError, match="tensorboard is not installed"):
+    with pytest.raises(
+        RecipeError, match=r"tensorboard is not installed \(pip install 'pe-study\[trackers\]'\)"
+    ):
         train_study(recipe, tmp_path)
 
 
@@ -438,3 +441,82 @@ def test_two_processes_on_one_run(tmp_path: Path) -> None:
     with runs.locked(folder), pytest.raises(UsageError, match="in use by process"):
         train_study(recipe, tmp_path)
     assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("damage", ["final deleted", "weights deleted", "DONE emptied", "DONE cut short"])
+def test_a_finished_run_that_was_damaged_is_trained_again(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Never skipped without a word; it goes on from its newest snapshot to the same weights."""
+    recipe = tiny_recipe(tmp_path)
+    whole = train_study(recipe, tmp_path)[0]
+    folder = whole.folder
+    if damage == "final deleted":
+        shutil.rmtree(folder / "final")
+    elif damage == "weights deleted":
+        (folder / "final" / "model.safetensors").unlink()
+    else:
+        content = (folder / "DONE").read_bytes()
+        (folder / "DONE").write_bytes(content[:-20] if damage == "DONE cut short" else b"")
+    assert runs.run_state(folder).status == "partial"
+    again = train_study(recipe, tmp_path)[0]
+    assert again.status == "trained"
+    assert "trained again from its newest snapshot" in caplog.text
+    assert again.facts["weights_sha256"] == whole.facts["weights_sha256"]
+    assert runs.run_state(folder).status == "done"
+
+
+def test_a_finished_run_takes_over_another_plan(tmp_path: Path) -> None:
+    """`pe-study eval STUDY` reads the plan in the run's recipe: it has to be that of the recipe seen last."""
+    folder = train_study(tiny_recipe(tmp_path), tmp_path)[0].folder
+    before = load(folder / "recipe.yaml")
+    changed = tiny_recipe(tmp_path, "eval.lengths=[1x, 2x]")
+    assert [result.status for result in train_study(changed, tmp_path)] == ["skipped"]
+    after = load(folder / "recipe.yaml")
+    assert after.eval == changed.eval != before.eval
+    assert after.train == before.train
+
+
+def test_micro_batches_may_change_between_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the message about memory asks for has to be possible."""
+    whole = train_study(tiny_recipe(tmp_path), tmp_path / "whole")[0]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(Interrupted):
+            train_study(tiny_recipe(tmp_path), tmp_path / "parts")
+    resumed = train_study(tiny_recipe(tmp_path, "train.micro_batch_tokens=32"), tmp_path / "parts")[0]
+    assert "other micro-batches than before" in caplog.text
+    for row, other in zip(trace(resumed.folder), trace(whole.folder), strict=True):
+        assert row[2] == pytest.approx(other[2], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "manifest.json"])
+@pytest.mark.parametrize("damage", ["one bit", "truncated", "deleted"])
+def test_a_run_goes_on_from_the_older_snapshot_where_a_file_is_damaged(
+    tmp_path: Path, name: str, damage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = tiny_recipe(tmp_path)
+    whole = train_study(recipe, tmp_path / "whole")[0]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 7)
+        with pytest.raises(Interrupted):
+            train_study(recipe, tmp_path / "parts")
+    saved = tmp_path / "parts" / "tiny" / "rope-s0" / "snapshots"
+    newest = saved / "step_00000007"
+    assert {path.name for path in newest.iterdir()} == {
+        "model.safetensors",
+        "optimizer.safetensors",
+        "manifest.json",
+    }, "the test knows every file"
+    content = bytearray((newest / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "deleted":
+        (newest / name).unlink()
+    else:
+        (newest / name).write_bytes(content if damage == "one bit" else content[: len(content) // 2])
+    resumed = train_study(recipe, tmp_path / "parts")[0]
+    assert f"step_00000007/{name}" in caplog.text
+    assert trace(resumed.folder) == trace(whole.folder)
+    assert resumed.facts["weights_sha256"] == whole.facts["weights_sha256"]
