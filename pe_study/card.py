@@ -143,7 +143,8 @@ def _data(narrowed: Recipe, name: str, measured: list[Measured]) -> ModelCardDat
             for line in measured
             for length, value in line.values.items()
             if value is not None
-        ],
+        ]
+        or None,
     )
 
 
