@@ -134,6 +134,8 @@ def results(folder: Path) -> str:
     blocks = []
     for protocol, shown in curves.groupby("protocol", sort=False):
         wide = tables.main_table(shown, metric, sorted(shown["length"].unique())).reset_index()
+        if wide["study"].nunique() == 1:
+            wide = wide.drop(columns="study")
         lines = [{str(key): _figure(value) for key, value in row.items()} for row in wide.to_dict("records")]
         blocks.append(f"{tables.METRICS[metric]}, {protocol}\n{layout.table(lines)}")
     return "\n\n".join([*blocks, *_cache_lines(folder)])

@@ -96,6 +96,7 @@ def test_the_cost_of_an_8_bit_cache_is_told(tmp_path):
     folder = evaluate(source, quantised, runs_root=tmp_path)
     eighth = rows.read_rows(folder)
     assert "costs is not known: run the same command with --cache full" in listing.results(folder)
+    assert listing.results(folder).splitlines()[1].split() == ["label", "rescale", "512"], "of one study"
     full = rows.read_rows(evaluate(source, plan, runs_root=tmp_path))
     assert set(eighth["dtype"]) == {"float32, fp8 cache"}
     assert eighth["num_tokens"].sum() == full["num_tokens"].sum() == 512
