@@ -8,6 +8,7 @@ and the attention of every layer is measured on the side (`pe_study.kernels.stat
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,10 +58,12 @@ def step_of(asked: int | str, length: int) -> int:
 def collect(model: Any, sequences: Iterable[np.ndarray], bins: Bins) -> dict[int, Sums]:
     """The statistics of each layer over sequences of ids, each read whole in one pass, no logits held."""
     collector, device = Collector(bins), model_device(model)
+    keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {"use_cache": False, **({"logits_to_keep": 1} if keeps_logits else {})}
     with evaluation_mode(model), torch.inference_mode(), _looking(model, collector):
         for ids in sequences:
             ids_1T = torch.from_numpy(np.asarray(ids, dtype=np.int64))[None].to(device)
-            model(ids_1T, use_cache=False, logits_to_keep=1)
+            model(ids_1T, **options)
     return collector.layers
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pe_study.kernels.scoring import Segments, masked_value
+from pe_study.kernels.scoring import Segments, masked_value, merge
 
 LOG2_E = math.log2(math.e)
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -190,7 +190,7 @@ class _ChunkedAttention(torch.autograd.Function):
             if band is not None:
                 scores = _near_scores(q, k, band, masks, chunk, layout)
                 parts.append(_near_forward(scores, v[:, :, chunk.near(layout.width)]))
-            out[:, :, chunk.queries], lse[:, :, chunk.queries] = _merge(parts)
+            out[:, :, chunk.queries], lse[:, :, chunk.queries] = merge(parts)
         ctx.save_for_backward(q, k, v, bias_HS, band, out, lse)
         ctx.segments, ctx.layout = segments, layout
         ctx.mark_non_differentiable(lse)
@@ -289,16 +289,6 @@ def _near_backward(
     grad_q[:, :, rows] += scaled @ k[:, :, keys]
     grad_k[:, :, keys] += scaled.mT @ q[:, :, rows]
     return grad_scores
-
-
-def _merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Softmax parts (out, logsumexp) over disjoint keys -> the whole."""
-    if len(parts) == 1:
-        return parts[0]
-    (far, far_lse), (near, near_lse) = parts
-    lse = torch.logaddexp(far_lse, near_lse)
-    share = (far_lse - lse).exp_().to(far.dtype)[..., None]
-    return torch.lerp(near, far, share), lse
 
 
 def _add_reduced(total: Tensor, addend: Tensor) -> None:

@@ -115,6 +115,16 @@ def tempered(q_BHTK: Tensor, num_keys: int, scoring: Scoring) -> tuple[Tensor, S
     return q_BHTK * factor_BT[:, None, :, None].to(q_BHTK.dtype), scoring
 
 
+def merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Softmax parts (out, logsumexp) over disjoint keys -> the whole."""
+    if len(parts) == 1:
+        return parts[0]
+    (far, far_lse), (near, near_lse) = parts
+    lse = torch.logaddexp(far_lse, near_lse)
+    share = (far_lse - lse).exp_().to(far.dtype)[..., None]
+    return torch.lerp(near, far, share), lse
+
+
 def repeat_heads(x_BGSK: Tensor, num_heads: int) -> Tensor:
     """(B,G,S,K) -> (B,H,S,K): each key head serves H / G query heads, as a view where torch can."""
     batch, groups, length, width = x_BGSK.shape

@@ -50,16 +50,17 @@ def sdpa(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring) -> Re
     if band_BHTW is not None and band_BHTW.requires_grad and mask.offset == 0 and num_queries <= SHORT:
         return _dense_band(q_BHTK, k_BGSK, v_BGSK, band_BHTW, scoring), None
     if mask.window is not None:
-        bias_HS, band_BHTW = _hide_past(mask.window, bias_HS), _hide_past(mask.window, band_BHTW)
+        bias_HS = _hide_past(mask.window, bias_HS)
+        band_BHTW = None if band_BHTW is None else _hide_past(mask.window, band_BHTW)
     chunk = _chunk_size(num_queries, k_BGSK.shape[2], width)
     layout = Layout(scoring.scale, mask.offset, width, chunk, mask.window)
     k_BHSK, v_BHSK = repeat_heads(k_BGSK, num_heads), repeat_heads(v_BGSK, num_heads)
     return attend_in_chunks(q_BHTK, k_BHSK, v_BHSK, bias_HS, band_BHTW, mask.segments, layout)
 
 
-def _hide_past(window: int, bias: Tensor | None) -> Tensor | None:
+def _hide_past(window: int, bias: Tensor) -> Tensor:
     """A bias over distances (the last dimension) that hides those from `window` on."""
-    if bias is None or bias.shape[-1] <= window:
+    if bias.shape[-1] <= window:
         return bias
     hidden = torch.arange(bias.shape[-1], device=bias.device) >= window
     return bias.masked_fill(hidden, masked_value(bias.dtype))
