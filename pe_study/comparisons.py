@@ -31,6 +31,7 @@ class Comparison:
     interval: Interval
     method: str
     p_holm: float = math.nan
+    depends_on_rate: bool = False  # another sign in a study of other learning rates
 
     @property
     def differs(self) -> bool:
@@ -179,9 +180,9 @@ def _decompose(
                 label=names[1],
                 length=length,
                 train_length=start,
-                total=_own(total_SD, weight_D),
-                early=_own(total_SD - context_SD, weight_D),
-                context=_own(context_SD, weight_D),
+                total=own_interval(total_SD, weight_D),
+                early=own_interval(total_SD - context_SD, weight_D),
+                context=own_interval(context_SD, weight_D),
                 same_range=same,
                 num_seeds=windowed.num_seeds,
             )
@@ -189,8 +190,8 @@ def _decompose(
     return found
 
 
-def _own(difference_SD: Array, weight_D: Array) -> Interval:
-    """Level (a) for one seed, level (c) with the seeds' own spread for more."""
+def own_interval(difference_SD: Array, weight_D: Array) -> Interval:
+    """Of a difference (seeds, documents): level (a) for one seed, (c) with the seeds' own spread for more."""
     if difference_SD.shape[0] == 1:
         return stats.over_documents(difference_SD[0], weight_D)
     seed_S = difference_SD @ (weight_D / weight_D.sum())

@@ -1,0 +1,69 @@
+"""What a control changes: its loss minus the plain one on the same documents, with an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from pe_study.comparisons import own_interval
+from pe_study.stats import Interval
+from pe_study.verdicts import read_losses
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Control minus plain of one label at the longest length that has both, in nats."""
+
+    study: str
+    label: str
+    control: str
+    length: int
+    interval: Interval
+    num_seeds: int
+
+
+def effects(rows: pd.DataFrame, controls: pd.DataFrame, protocol: str) -> list[Effect]:
+    """Every unrescaled label and control under one protocol; none where the two sides have other seeds."""
+    found = []
+    own = rows[(rows["protocol"] == protocol) & (rows["rescale"] == "none")]
+    changed = controls[(controls["protocol"] == protocol) & (controls["rescale"] == "none")]
+    keys = ["study", "label", "control"]
+    for (study, label, control), part in changed.groupby(keys, observed=True, sort=False):
+        plain = own[(own["study"] == study) & (own["label"] == label)]
+        shared = set(part.loc[part["num_tokens"] > 0, "length"]) & set(plain["length"])
+        if not shared:
+            continue
+        length = int(max(shared))
+        sides = [read_losses(side[side["length"] == length]) for side in (part, plain)]
+        if not sides[0].num_seeds or sides[0].num_seeds != sides[1].num_seeds:
+            continue
+        _, left, right = np.intersect1d(*(side.documents for side in sides), return_indices=True)
+        difference_SD = sides[0].value_SD[length][:, left] - sides[1].value_SD[length][:, right]
+        interval = own_interval(difference_SD, sides[0].weight_D[left])
+        found.append(Effect(str(study), str(label), str(control), length, interval, sides[0].num_seeds))
+    return found
+
+
+def sentences(found: Sequence[Effect]) -> list[str]:
+    """A sentence a study, control and length."""
+    said = []
+    several = len({one.study for one in found}) > 1
+    for study, control, length in dict.fromkeys((one.study, one.control, one.length) for one in found):
+        group = [one for one in found if (one.study, one.control, one.length) == (study, control, length)]
+        values = "; ".join(f"{one.label} {_text(one.interval)}" for one in group)
+        where = f" in {study}" if several else ""
+        runs = ", in these runs" if max(one.num_seeds for one in group) == 1 else ""
+        said.append(
+            f"**{control}**{where} at {length:,} changes the loss{runs} by {values} nats. Above zero: what "
+            "it takes away was used; below: it did harm; an interval around zero settles neither."
+        )
+    return said
+
+
+def _text(interval: Interval) -> str:
+    low, high = interval.bounds()
+    bounds = f" [{low:+.3f}, {high:+.3f}]" if low == low else ""
+    return f"{interval.estimate:+.3f}{bounds}"
