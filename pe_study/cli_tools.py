@@ -132,3 +132,30 @@ def bench(
         write_json(output / "bench.json", result)
         write_text(output / "bench.md", table)
     terminal.say(table.rstrip())
+
+
+@app.command(epilog="Example: pe-study tune recipes/demo.yaml --jobs auto")
+def tune(
+    recipe: options.RecipePath,
+    overrides: options.Overrides = None,
+    runs: options.Runs = Path("runs"),
+    jobs: options.Jobs = "1",
+) -> None:
+    """Choose a learning rate for each encoding, at the training length.
+
+    Tries half, once and twice train.lr, and lr_mult 1 and auto, with a fifth of the updates. What it chose
+    lies in runs/NAME/tune; recipes take it with train.lr=tuned, or tuned:NAME from another study.
+    """
+    from pe_study import layout, tuning
+    from pe_study import recipe as recipes
+    from pe_study.stopping import StopRequest
+
+    at_once = flags.jobs(jobs)
+    loaded = recipes.load(shipped.find(recipe), overrides or [])
+    with StopRequest() as stop:
+        from pe_study.tune import tune as choose
+
+        result = choose(loaded, runs, jobs=at_once, progress=terminal.shows_progress(), stop=stop)
+    terminal.say(layout.table(tuning.table(result)))
+    terminal.say(layout.hanging("", tuning.order_change(result)))
+    terminal.say(str(runs / loaded.name / tuning.FOLDER / tuning.RESULT))

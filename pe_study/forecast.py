@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pe_study import costs, encodings, layout, runs
+from pe_study import costs, encodings, layout, runs, tuning
 from pe_study.recipe import Recipe, RunSpec
 from pe_study.sections import DataSpec, EncodingSpec, ModelSpec
 from pe_study.selection import check_folder, select_runs
@@ -20,6 +20,7 @@ def describe(recipe: Recipe, runs_root: Path, only: Mapping[str, str]) -> str:
 
     Raises UsageError where training would be refused: nothing selected, or a folder that is not ours to use.
     """
+    recipe = tuning.resolve(recipe, runs_root)
     selected = select_runs(recipe, only)
     folders = {run.run_id: runs.run_dir(runs_root, recipe, run) for run in selected}
     for run in selected:
@@ -89,8 +90,14 @@ def _training(recipe: Recipe) -> str:
     train = recipe.train
     return (
         f"{train.steps:,} steps of {train.batch_tokens:,} tokens at length {train.length:,}: "
-        f"{_short(train.steps * train.batch_tokens)} tokens a run"
+        f"{_short(train.steps * train.batch_tokens)} tokens a run{_rates(recipe)}"
     )
+
+
+def _rates(recipe: Recipe) -> str:
+    """The learning rates of encodings that have their own."""
+    own = [f"{spec.label} {spec.lr:g}" for spec in recipe.encodings if spec.lr is not None]
+    return f"; learning rates: {', '.join(own)}" if own else ""
 
 
 def _cost(recipe: Recipe, num_runs: int) -> str:

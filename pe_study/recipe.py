@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 # Keys of `train` that decide what is written down, not what is learned.
-BOOKKEEPING = ("log_every", "eval_every", "snapshot_every", "keep_snapshots", "log_with")
+BOOKKEEPING = ("log_every", "eval_every", "snapshot_every", "keep_snapshots", "keep_at", "log_with")
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ def resolved_yaml(recipe: Recipe) -> str:
 
 def narrow(recipe: Recipe, run: RunSpec) -> Recipe:
     """The recipe of one run alone: its encoding and its seed."""
-    narrowed = recipe.model_copy(update={"encodings": (run.encoding,), "seeds": (run.seed,)})
+    alone = {"encodings": (run.encoding.model_copy(update={"lr": None}),), "seeds": (run.seed,)}
+    narrowed = recipe.model_copy(update={**alone, "train": recipe.train.at(run.encoding)})
     narrowed._path = recipe.path
     return narrowed
 
@@ -147,8 +148,9 @@ def narrow(recipe: Recipe, run: RunSpec) -> Recipe:
 def training_values(recipe: Recipe, run: RunSpec) -> dict[str, Any]:
     """Everything that decides the weights of a run, by dotted key: not the plan, names, logs or snapshots."""
     content = recipe.content
-    train = {key: value for key, value in content["train"].items() if key not in BOOKKEEPING}
-    encoding = {key: value for key, value in run.encoding.model_dump(mode="json").items() if key != "label"}
+    train = recipe.train.at(run.encoding).model_dump(mode="json", exclude=set(BOOKKEEPING))
+    own = run.encoding.model_dump(mode="json")
+    encoding = {key: value for key, value in own.items() if key not in ("label", "lr")}
     sections = {key: content[key] for key in ("model", "data", "init") if content[key] is not None}
     return _flatten({"encoding": encoding, "seed": run.seed, **sections, "train": train})
 

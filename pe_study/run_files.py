@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from pe_study import recipe as recipes
-from pe_study import runs, snapshots, state
+from pe_study import kept, runs, snapshots, state
 from pe_study.contexts import context_sizes
 from pe_study.engine import autocast_dtype, device_name, mask_kind, on_main, peak_memory_bytes
 from pe_study.errors import UsageError
@@ -148,6 +148,17 @@ class RunFiles:
         keep = self.recipe.train.keep_snapshots
         self._write(lambda: snapshots.save(self.snapshots, facts, parts, keep=keep))
 
+    def keep(self, step: int, model: Decoder) -> None:
+        """Keep the weights of `step` for good, as a model that can be loaded."""
+        weights = state.weights(model)
+        facts = {"step": step, "weights_sha256": state.sha256(weights), **self.hashes}
+        folder = kept.folder_of(self.folder, step)
+        self._write(lambda: self._write_model(folder, model, weights, facts))
+
+    def forget_kept(self) -> None:
+        """Remove weights that an earlier attempt kept: this one starts over."""
+        self._write(lambda: shutil.rmtree(self.folder / kept.FOLDER, ignore_errors=True))
+
     def write_non_finite(self, report: Mapping[str, Any]) -> None:
         """Write what is known of a non-finite step."""
         self._write(lambda: runs.write_json(self.folder / NON_FINITE, report))
@@ -166,23 +177,32 @@ class RunFiles:
         }
 
         def write() -> None:
-            self._write_final(model, weights)
+            self._write_model(self.folder / runs.FINAL, model, weights)
             runs.write_json(self.folder / runs.DONE, facts)
 
         self._write(write)
         return facts
 
-    def _write_final(self, model: Decoder, weights: Mapping[str, Tensor]) -> None:
-        beside = self.folder / f".{runs.FINAL}.tmp"
-        for folder in (beside, self.folder / runs.FINAL):
-            shutil.rmtree(folder, ignore_errors=True)
+    def _write_model(
+        self,
+        folder: Path,
+        model: Decoder,
+        weights: Mapping[str, Tensor],
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        beside = folder.with_name(f".{folder.name}.tmp")
+        for old in (beside, folder):
+            shutil.rmtree(old, ignore_errors=True)
+        beside.parent.mkdir(exist_ok=True)
         with no_progress_bars():
             model.save_pretrained(beside, state_dict=dict(weights))
         self.data.tokenizer.save(beside)
+        if facts is not None:
+            runs.write_json(beside / kept.FACTS, facts)
         for path in beside.iterdir():
             path.chmod(0o644)  # safetensors makes weights private to the user
             sync(path)
-        beside.rename(self.folder / runs.FINAL)
+        beside.rename(folder)
 
     def _write(self, function: Callable[[], Any]) -> None:
         """Write on the main process. UsageError on all when the disk is full or may not be written."""

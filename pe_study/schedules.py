@@ -15,10 +15,10 @@ def learning_rate(train: TrainSpec, update: int) -> float:
     """The rate of update 0 … steps-1: a linear warmup to `lr`, reached at the last warmup update, then the
     schedule, which reaches `lr * min_lr_ratio` at the last update exactly (constant: stays)."""
     if update < train.warmup_steps:
-        return train.lr * (update + 1) / train.warmup_steps
+        return train.peak_lr * (update + 1) / train.warmup_steps
     peak = max(train.warmup_steps - 1, 0)
     progress = (update - peak) / max(train.steps - 1 - peak, 1)
-    return train.lr * (train.min_lr_ratio + (1 - train.min_lr_ratio) * _SHAPES[train.schedule](progress))
+    return train.peak_lr * (train.min_lr_ratio + (1 - train.min_lr_ratio) * _SHAPES[train.schedule](progress))
 
 
 def total_learning_rate(train: TrainSpec) -> float:

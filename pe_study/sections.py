@@ -14,6 +14,8 @@ from pe_study.schema import Section
 
 Packing = Literal["concatenate", "isolate", "within-document"]
 CHECKPOINT_TOKENIZER = "checkpoint"  # the one that belongs to init.from
+TUNED = "tuned"
+RATE = "a number above 0, tuned, or tuned:STUDY for what another study chose"
 
 
 def _tokenizer(value: Any) -> str:
@@ -34,6 +36,13 @@ def _betas(value: Any) -> tuple[float, float]:
     return beta.parse(value[0]), beta.parse(value[1])
 
 
+def _rate(value: Any) -> float | str:
+    """A number, `tuned` (by this study) or `tuned:STUDY`."""
+    if isinstance(value, str) and (value == TUNED or value.startswith(f"{TUNED}:")):
+        return value if value == TUNED else f"{TUNED}:{file_name('a study').parse(value[len(TUNED) + 1 :])}"
+    return number(above=0).parse(value)
+
+
 class InitSpec(Section):
     """Weights to go on from, instead of a draw from the seed: a study of context extension."""
 
@@ -51,12 +60,15 @@ class InitSpec(Section):
 
 
 class EncodingSpec(Section):
-    """One position encoding: every key beside these three is an option of the encoding itself."""
+    """One position encoding: every key beside these four is an option of the encoding itself."""
 
     name: Annotated[str, text("the name of an encoding")] = Field(description="a file of pe_study/encodings")
     label: Annotated[str, file_name("a label")] = Field(description="names its runs; default: its name")
     lr_mult: Annotated[float | str, either(number(above=0), "auto")] = Field(
         "auto", description="learning rate of its own parameters, relative to train.lr"
+    )
+    lr: Annotated[float | None, optional(number(above=0))] = Field(
+        None, description="peak learning rate of its runs; null: train.lr"
     )
     options: dict[str, Any] = Field(default={}, description="its options, complete")
 
@@ -67,13 +79,14 @@ class EncodingSpec(Section):
         given = {"name": value} if isinstance(value, str) else value
         if not isinstance(given, Mapping):
             return given
-        own = {key: given[key] for key in ("name", "label", "lr_mult") if key in given}
+        own = {key: given[key] for key in ("name", "label", "lr_mult", "lr") if key in given}
         options = {key: option for key, option in given.items() if key not in own}
         return {"label": given.get("name")} | own | {"options": options}
 
     @model_serializer
     def _flatten(self) -> dict[str, Any]:
-        return {"name": self.name, "label": self.label, "lr_mult": self.lr_mult, **self.options}
+        own_rate = {} if self.lr is None else {"lr": self.lr}
+        return {"name": self.name, "label": self.label, "lr_mult": self.lr_mult, **own_rate, **self.options}
 
 
 class ModelSpec(Section):
@@ -149,7 +162,9 @@ class TrainSpec(Section):
         None, description="tokens a forward pass on one process, at most; null: no limit"
     )
     steps: Annotated[int, whole(1)] = Field(description="updates")
-    lr: Annotated[float, number(above=0)] = Field(description="peak learning rate")
+    lr: Annotated[float | str, Accepts(RATE, _rate)] = Field(
+        description="peak learning rate; tuned: what `pe-study tune` chose for each encoding"
+    )
     schedule: Annotated[str, choice("cosine", "wsd", "constant")] = Field(
         "cosine", description="shape after the warmup"
     )
@@ -186,6 +201,19 @@ class TrainSpec(Section):
         100, description="updates between snapshots; null: none"
     )
     keep_snapshots: Annotated[int, whole(1)] = Field(2, description="how many of the newest snapshots stay")
+    keep_at: tuple[Annotated[float, number(above=0, below=1)], ...] = Field(
+        (), description="shares of the updates after which weights are kept, for `eval --over-training`"
+    )
     log_with: tuple[Annotated[str, choice("tensorboard", "trackio", "wandb")], ...] = Field(
         (), description="trackers, through Accelerate"
     )
+
+    def at(self, encoding: EncodingSpec) -> TrainSpec:
+        """This section with the learning rate of an encoding that has its own."""
+        return self if encoding.lr is None else self.model_copy(update={"lr": encoding.lr})
+
+    @property
+    def peak_lr(self) -> float:
+        """`lr`, which is a number once `tuning.resolve` has looked it up."""
+        assert not isinstance(self.lr, str), "tuned learning rates are resolved before training"
+        return self.lr

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pe_study import runs, state
+from pe_study import kept, runs, state, tuning
 from pe_study.data import TrainBatches
 from pe_study.engine import (
     check_engine,
@@ -63,6 +63,7 @@ def train_study(
     corpus. Interrupted when `stop` (default: signals, from here on) asks to; the same call then goes on.
     `jobs` runs train at once, a process each (`auto`: one a core where the model is small).
     """
+    recipe = tuning.resolve(recipe, runs_root)
     selected = select_runs(recipe, only or {})
     folders = {run.run_id: runs.run_dir(runs_root, recipe, run) for run in selected}
     if resume not in ("auto", "never") and len(selected) > 1:
@@ -163,6 +164,7 @@ class Training:
         """Load the snapshot that `resume` says; returns the number of updates it had made, 0 without one."""
         found = self.files.find_snapshot(resume)
         if found is None:
+            self.files.forget_kept()
             return 0
         state.load_weights(self.model, found.tensors("model"))
         state.load_optimizer_state(self.model, self.updater.optimizer, found.tensors("optimizer"))
@@ -174,6 +176,7 @@ class Training:
         stop was requested."""
         train = self.recipe.train
         row: dict[str, Any] = {}
+        keeping = kept.steps_of(train.keep_at, train.steps)
         self.updater.model.train()
         for step in range(start + 1, train.steps + 1):
             began = time.perf_counter()
@@ -184,6 +187,8 @@ class Training:
             validation = self.validator.evaluate(self.updater.model) if validating else {}
             if validating or step == 1 or is_due(train.log_every, step):
                 row = log.log(step, update, validation)
+            if step in keeping:
+                self.files.keep(step, self.model)
             if not last and (update.stop or is_due(train.snapshot_every, step)):
                 self.files.save(step, self.model, self.updater)
             if not last and update.stop:

@@ -57,7 +57,7 @@ class Updater:
         model: Decoder,
         batches: TrainBatches,
     ) -> None:
-        self.train = recipe.train
+        self.train = recipe.train.at(run.encoding)
         self.seed = run.seed
         self.accelerator = accelerator
         self.batches = batches
@@ -231,14 +231,14 @@ class Updater:
 
 def make_optimizer(recipe: Recipe, run: RunSpec, model: Decoder, device: torch.device) -> torch.optim.AdamW:
     """AdamW over the model's groups: decayed, not decayed, and position parameters with their `lr_mult`."""
-    train = recipe.train
+    train = recipe.train.at(run.encoding)
     groups = model.parameter_groups(
         weight_decay=train.weight_decay,
         lr_total=total_learning_rate(train),
         lr_mult=run.encoding.lr_mult,
     )
     betas = (train.betas[0], train.betas[1])
-    return torch.optim.AdamW(groups, lr=train.lr, betas=betas, fused=device.type in ("cpu", "cuda"))
+    return torch.optim.AdamW(groups, lr=train.peak_lr, betas=betas, fused=device.type in ("cpu", "cuda"))
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

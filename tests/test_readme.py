@@ -31,6 +31,8 @@ STAND_INS = {
     "recipes/wikitext103-512.yaml": "tiny.yaml",
     "runs/wikitext103-512": "runs/tiny",
     "runs/demo": "runs/tiny",
+    "demo-tuned": "tiny-tuned",
+    "tuned:demo": "tuned:tiny",
     "runs/eval/HuggingFaceTB--SmolLM2-135M": "runs/eval/checkpoint",
     "HuggingFaceTB/SmolLM2-135M": "checkpoint",
     "--lengths 2k,4k,8k,16k,32k": "--lengths 32,64 --corpus texts --num-documents 2",

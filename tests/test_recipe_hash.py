@@ -98,6 +98,7 @@ BOOKKEEPING = {
     "train.eval_every": "3",
     "train.snapshot_every": "3",
     "train.keep_snapshots": "3",
+    "train.keep_at": "[0.5]",
     "train.log_with": "[tensorboard]",
     "encodings.0.label": "other",
     "name": "other",

@@ -23,7 +23,7 @@ PLAN = {"name": "test", "lengths": ["1x"], "truncation": False, "num_documents":
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("seen")
-    train_study(tiny_recipe(folder, "train.steps=1"), folder / "runs")
+    train_study(tiny_recipe(folder, "train.steps=2"), folder / "runs")
     return folder
 
 

@@ -1,0 +1,146 @@
+"""`pe-study tune`: short trainings at several learning rates, judged at the training length and nowhere else.
+
+Each trial is a training run under `runs/<study>/tune/`, made by the one training loop: finished ones are not
+redone, an interrupted one goes on, several run at once. What is chosen is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pe_study import runs, tuning
+from pe_study.errors import NonFiniteLossError, RecipeError
+from pe_study.files import write_json, write_text
+from pe_study.forecast import position_parameters
+from pe_study.plan import Plan
+from pe_study.recipe import Recipe, RunSpec, build_encoding, training_values
+from pe_study.run_files import NON_FINITE
+from pe_study.schedules import total_learning_rate
+from pe_study.sections import EncodingSpec, TrainSpec
+from pe_study.stopping import StopRequest
+from pe_study.train import train_study
+
+FACTORS = (0.5, 1.0, 2.0)
+SHARE = 5  # of the updates of the recipe, one in so many
+
+
+def tune(
+    recipe: Recipe,
+    runs_root: Path | str = "runs",
+    *,
+    jobs: int | str = 1,
+    progress: bool = False,
+    stop: StopRequest | None = None,
+) -> dict[str, Any]:
+    """Train every trial that is not finished; returns what `tune.json` then holds.
+
+    RecipeError for a recipe whose rate is itself tuned; what `train_study` raises. Interrupted when stopped:
+    the same call goes on. A trial without a finite loss counts as finished and is not chosen.
+    """
+    if isinstance(recipe.train.lr, str):
+        found = f"{recipe.path}: train.lr: found {recipe.train.lr}"
+        raise RecipeError(f"{found}; accepted for tune: a number, such as train.lr=3e-3 behind the recipe")
+    grid = trial_recipe(recipe)
+    root = runs.study_dir(runs_root, recipe)
+    last: list[RunSpec] = []
+    while todo := [run for run in grid.runs() if _loss(root, grid, run) is None]:
+        try:
+            train_study(_only(grid, todo), root, jobs=jobs, progress=progress, stop=stop)
+        except NonFiniteLossError:  # said in the folder of its trial, which is an answer; the others go on
+            if todo == last:
+                raise
+        last = todo
+    result = _result(recipe, grid, root)
+    folder = root / tuning.FOLDER
+    write_json(folder / tuning.RESULT, result)
+    write_text(folder / tuning.TABLE, tuning.markdown(result))
+    return result
+
+
+def trial_recipe(recipe: Recipe) -> Recipe:
+    """The trials as a recipe: an encoding each, a fifth of the updates, the first seed, no other length."""
+    steps = max(recipe.train.steps // SHARE, 1)
+    warmup = min(round(recipe.train.warmup_steps * steps / recipe.train.steps), steps)
+    short = {"steps": steps, "warmup_steps": warmup, "eval_every": None}
+    train = recipe.train.model_copy(update=short)
+    update = {
+        "name": tuning.FOLDER,
+        "seeds": recipe.seeds[:1],
+        "encodings": tuple(_trials(recipe, train)),
+        "train": train,
+        "eval": Plan(lengths=("1x",)),
+    }
+    grid = recipe.model_copy(update=update)
+    grid._path = recipe.path
+    return grid
+
+
+def _trials(recipe: Recipe, train: TrainSpec) -> Iterator[EncodingSpec]:
+    for spec in recipe.encodings:
+        learned = position_parameters(recipe, spec) > 0
+        encoding = build_encoding(recipe, spec, spec.label)
+        for factor in FACTORS:
+            lr = _rate(train.at(spec).peak_lr, factor)
+            total = total_learning_rate(train.model_copy(update={"lr": lr}))
+            mults = tuning.mults_of(spec, encoding.auto_lr_mult(total) if learned else None)
+            for mult in mults:
+                label = f"{spec.label}@{factor:g}x" + (f"-mult-{mult}" if len(mults) > 1 else "")
+                yield spec.model_copy(update={"label": label, "lr": lr, "lr_mult": mult})
+
+
+def _rate(lr: float, factor: float) -> float:
+    return float(f"{lr * factor:.12g}")
+
+
+def _only(grid: Recipe, todo: list[RunSpec]) -> Recipe:
+    chosen = grid.model_copy(update={"encodings": tuple(run.encoding for run in todo)})
+    chosen._path = grid.path
+    return chosen
+
+
+def _loss(root: Path, grid: Recipe, run: RunSpec) -> dict[str, Any] | None:
+    """What became of a trial: its validation loss, None where it was not finite; None: not finished."""
+    folder = runs.run_dir(root, grid, run)
+    done = runs.is_done(folder)
+    if not done and not (folder / NON_FINITE).is_file():
+        return None
+    if runs.read_json(folder / runs.PROVENANCE)["training"] != training_values(grid, run):
+        return None
+    return {"val_loss": runs.read_json(folder / runs.DONE)["val_loss"] if done else None}
+
+
+def _result(recipe: Recipe, grid: Recipe, root: Path) -> dict[str, Any]:
+    trials = []
+    for run in grid.runs():
+        label = run.encoding.label.rpartition("@")[0]
+        spec = next(spec for spec in recipe.encodings if spec.label == label)
+        lr = run.encoding.lr
+        assert lr is not None
+        trials.append(
+            {
+                "label": label,
+                "encoding": tuning.encoding_of(spec),
+                "factor": next(f for f in FACTORS if _rate(recipe.train.at(spec).peak_lr, f) == lr),
+                "lr": lr,
+                "lr_mult": run.encoding.lr_mult,
+                **(_loss(root, grid, run) or {}),
+                "run": f"{tuning.FOLDER}/{run.run_id}",
+            }
+        )
+    labels = dict.fromkeys(trial["label"] for trial in trials)
+    return {
+        "study": recipe.name,
+        "command": runs.command_line(),
+        "lr": recipe.train.peak_lr,
+        "length": recipe.train.length,
+        "steps": grid.train.steps,
+        "full_steps": recipe.train.steps,
+        "seed": recipe.seeds[0],
+        "conditions": tuning.conditions(recipe),
+        "chosen": {label: tuning.choose([t for t in trials if t["label"] == label]) for label in labels},
+        "trials": trials,
+        "versions": runs.versions(),
+        **runs.git_commit(),
+    }

@@ -1,0 +1,181 @@
+"""Learning rates chosen by `pe-study tune`: where they lie, and how recipes that say `tuned` get them.
+
+No torch here. `runs/<study>/tune/tune.json` holds every trial, what was chosen, and under which conditions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pe_study.errors import RecipeError, UsageError
+from pe_study.files import read_json
+from pe_study.recipe import Recipe, training_differences, training_values
+from pe_study.sections import EncodingSpec
+
+FOLDER, RESULT, TABLE = "tune", "tune.json", "tune.md"
+TIE = 1e-3  # of the loss: rates closer than this are called a tie
+# Keys of training that decide how fast it is computed, not what is learned.
+_SPEED = (
+    "kernel",
+    "compile",
+    "micro_batch_tokens",
+    "gradient_checkpointing",
+    "deterministic",
+    "skip_nonfinite",
+)
+
+
+def resolve(recipe: Recipe, runs_root: Path | str) -> Recipe:
+    """The recipe with numbers where it says `lr: tuned`, one for each encoding; others as they are.
+
+    RecipeError where no result is there, where an encoding was not tuned, or under other conditions.
+    """
+    if not isinstance(recipe.train.lr, str):
+        return recipe
+    study = recipe.train.lr.partition(":")[2] or recipe.name
+    path = Path(runs_root) / study / FOLDER / RESULT
+    file = recipe.path or "RECIPE"
+    command = f"pe-study tune {file} train.lr=NUMBER" + (f" name={study}" if study != recipe.name else "")
+    where = f"{file}: train.lr: found {recipe.train.lr}"
+    if not path.is_file():
+        raise RecipeError(f"{where}, but {path} is not there\nfirst run: {command}")
+    tuning = read_json(path)
+    _check(f"{where}, but {path}", tuning, recipe, command)
+    encodings = tuple(_at_rate(spec, tuning["chosen"][spec.label]) for spec in recipe.encodings)
+    update = {"encodings": encodings, "train": recipe.train.model_copy(update={"lr": tuning["lr"]})}
+    resolved = recipe.model_copy(update=update)
+    resolved._path = recipe.path
+    return resolved
+
+
+def conditions(recipe: Recipe) -> dict[str, Any]:
+    """What a choice holds under: everything that decides what is learned but encodings, seeds and rates."""
+    values = training_values(recipe, recipe.runs()[0])
+    left_out = ("seed", "train.lr", *(f"train.{key}" for key in _SPEED))
+    return {key: value for key, value in values.items() if not key.startswith(("encoding.", *left_out))}
+
+
+def encoding_of(spec: EncodingSpec) -> dict[str, Any]:
+    """Name and options of an encoding, without its label and rates."""
+    return {"name": spec.name, **spec.options}
+
+
+def mults_of(spec: EncodingSpec, auto: float | None) -> tuple[float | str, ...]:
+    """The multipliers to try. `auto` is what `auto` means here, None without position parameters."""
+    if spec.lr_mult != "auto" or auto is None or auto == 1.0:
+        return (spec.lr_mult,)
+    return (1.0, "auto")
+
+
+def choose(trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """The trial of one encoding with the lowest loss, and what a reader has to know of it (`said`).
+
+    Of equal losses the one nearest to the recipe's own rate is taken. UsageError where none is finite.
+    """
+    finite = [trial for trial in trials if trial["val_loss"] is not None]
+    if not finite:
+        raise UsageError(f"{trials[0]['label']}: no learning rate gave a finite loss; lower train.lr")
+    best = min(
+        finite, key=lambda trial: (trial["val_loss"], trial["factor"] != 1, trial["lr_mult"] != "auto")
+    )
+    factors = sorted(trial["factor"] for trial in trials)
+    close = [
+        _name(trial)
+        for trial in finite
+        if trial is not best and _differs_little(trial["val_loss"], best["val_loss"])
+    ]
+    said = [f"a tie: {', '.join(close)} within {100 * TIE:g} %"] if close else []
+    if best["factor"] in (factors[0], factors[-1]) and factors[0] != factors[-1]:
+        end = "lowest" if best["factor"] == factors[0] else "highest"
+        said.append(f"at the edge: the {end} rate tried, the optimum may lie beyond")
+    lost = [_name(trial) for trial in trials if trial["val_loss"] is None]
+    said += [f"without a finite loss: {', '.join(lost)}"] if lost else []
+    kept = {key: best[key] for key in ("encoding", "factor", "lr", "lr_mult", "val_loss")}
+    return {**kept, "said": said}
+
+
+def table(tuning: Mapping[str, Any]) -> list[dict[str, str]]:
+    """A row an encoding: losses at each rate, what was chosen."""
+    rows = []
+    for label, chosen in tuning["chosen"].items():
+        trials = [trial for trial in tuning["trials"] if trial["label"] == label]
+        losses = {f"x{factor:g}": _loss(trials, factor) for factor in sorted({t["factor"] for t in trials})}
+        picked = {"lr": f"{chosen['lr']:g}", "lr_mult": str(chosen["lr_mult"])}
+        rows.append({"encoding": label, **losses, **picked, "note": "; ".join(chosen["said"])})
+    return rows
+
+
+def order_change(tuning: Mapping[str, Any]) -> str:
+    """Whether encodings change places between the common and the chosen rates, in these short trials."""
+    common, chosen = {}, {label: found["val_loss"] for label, found in tuning["chosen"].items()}
+    for trial in tuning["trials"]:
+        if trial["factor"] == 1:  # of two multipliers the last, auto
+            common[trial["label"]] = math.inf if trial["val_loss"] is None else trial["val_loss"]
+    pairs = itertools.combinations(sorted(chosen, key=common.__getitem__), 2)
+    turned = [f"{worse} before {better}" for better, worse in pairs if chosen[worse] < chosen[better]]
+    if not turned:
+        return "Tuned, the encodings keep their order at the training length in these trials."
+    before, after = (", ".join(sorted(losses, key=losses.__getitem__)) for losses in (common, chosen))
+    return (
+        f"Tuned, the order at the training length changes in these trials: {'; '.join(turned)}. Lowest first "
+        f"at the common rate: {before}; tuned: {after}."
+    )
+
+
+def markdown(tuning: Mapping[str, Any]) -> str:
+    """The table with what it was measured on and the command."""
+    rows = table(tuning)
+    lines = [
+        f"# Learning rates of {tuning['study']}",
+        "",
+        f"`{tuning['command']}`",
+        "",
+        f"Validation loss (nats a token) at the training length, {tuning['length']}, and at no other, after "
+        f"{tuning['steps']} updates of {tuning['full_steps']}, seed {tuning['seed']}. x1 is the common rate, "
+        f"{tuning['lr']:g}; where two multipliers of position parameters were tried, the losses are those of "
+        "1 and auto.",
+        "",
+        f"| {' | '.join(rows[0])} |",
+        f"|{'---|' * len(rows[0])}",
+        *(f"| {' | '.join(row.values())} |" for row in rows),
+        "",
+        f"{order_change(tuning)} One seed, and no interval.",
+        "",
+        "Short trials choose rates for short trainings: with five times the updates another may be better.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _loss(trials: list[dict[str, Any]], factor: float) -> str:
+    found = [trial["val_loss"] for trial in trials if trial["factor"] == factor]
+    return " / ".join("not finite" if loss is None else f"{loss:.4f}" for loss in found)
+
+
+def _name(trial: Mapping[str, Any]) -> str:
+    return f"x{trial['factor']:g}" + (" with lr_mult 1" if trial["lr_mult"] == 1.0 else "")
+
+
+def _differs_little(loss: float, best: float) -> bool:
+    return loss - best <= TIE * best
+
+
+def _at_rate(spec: EncodingSpec, chosen: Mapping[str, Any]) -> EncodingSpec:
+    return spec.model_copy(update={"lr": chosen["lr"], "lr_mult": chosen["lr_mult"]})
+
+
+def _check(where: str, tuning: Mapping[str, Any], recipe: Recipe, command: str) -> None:
+    changes = training_differences(tuning["conditions"], conditions(recipe))
+    if changes:
+        raise RecipeError(
+            f"{where} was tuned under other conditions ({'; '.join(changes[:5])})\nrun: {command}"
+        )
+    for spec in recipe.encodings:
+        chosen = tuning["chosen"].get(spec.label)
+        if chosen is None:
+            raise RecipeError(f"{where} does not hold {spec.label}\nrun: {command}")
+        if chosen["encoding"] != encoding_of(spec) or spec.lr_mult not in ("auto", chosen["lr_mult"]):
+            raise RecipeError(f"{where} holds {spec.label} with other options\nrun: {command}")

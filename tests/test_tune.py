@@ -1,0 +1,230 @@
+"""pe-study tune: which trials, judged at which length, what is chosen and said, who takes it over."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny import tiny_recipe
+
+from pe_study import cli, recipe, runs, tune, tuning
+from pe_study.errors import Interrupted, NonFiniteLossError, RecipeError, UsageError
+from pe_study.model import PEStudyForCausalLM
+from pe_study.stopping import StopRequest
+from pe_study.train import train_study
+
+
+def recipe_in(folder, *overrides):
+    return tiny_recipe(
+        folder, "train.steps=5", "train.snapshot_every=null", *overrides, encodings=("t5", "rope")
+    )
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """The folder of runs after tuning, what tune returned, and the lengths that any model read."""
+    folder, lengths = tmp_path_factory.mktemp("tune"), set()
+    forward = PEStudyForCausalLM.forward
+
+    def recording(self, input_ids=None, **options):
+        lengths.add(input_ids.shape[1])
+        return forward(self, input_ids=input_ids, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PEStudyForCausalLM, "forward", recording)
+        result = tune.tune(recipe_in(folder), folder / "runs")
+    return folder, result, lengths
+
+
+def test_no_model_reads_more_than_the_training_length(tuned):
+    """The claim of tuning: nothing past it decides."""
+    assert tuned[2] == {16}
+
+
+def test_trials_are_rates_times_multipliers_of_position_parameters(tuned):
+    """rope has none; for t5 `auto` is not 1, so both are tried. A fifth of the updates."""
+    folder, result, _ = tuned
+    trials = [(trial["label"], trial["factor"], trial["lr"], trial["lr_mult"]) for trial in result["trials"]]
+    rates = {0.5: 0.0015, 1.0: 0.003, 2.0: 0.006}
+    expected = [("t5", factor, lr, mult) for factor, lr in rates.items() for mult in (1.0, "auto")]
+    assert trials == expected + [("rope", factor, lr, "auto") for factor, lr in rates.items()]
+    assert result["steps"] == 1
+    for trial in result["trials"]:
+        done = runs.read_json(folder / "runs" / "tiny" / trial["run"] / "DONE")
+        assert done["val_loss"] == trial["val_loss"]
+        assert done["step"] == 1
+
+
+def test_the_lowest_loss_is_chosen(tuned):
+    for label, chosen in tuned[1]["chosen"].items():
+        losses = [trial["val_loss"] for trial in tuned[1]["trials"] if trial["label"] == label]
+        assert chosen["val_loss"] == min(losses)
+
+
+def test_the_results_lie_in_the_study_as_strict_json_and_a_table(tuned):
+    folder, result, _ = tuned
+    written = folder / "runs" / "tiny" / "tune"
+    assert json.loads((written / "tune.json").read_text(), parse_constant=pytest.fail) == result
+    assert "| rope |" in (written / "tune.md").read_text()
+    assert list((folder / "runs").glob("tiny/*/DONE")) == []  # no run of the study itself
+
+
+def test_finished_trials_are_not_redone(tuned, monkeypatch):
+    folder, result, _ = tuned
+    monkeypatch.setattr(tune, "train_study", lambda *args, **keys: pytest.fail("trained again"))
+    assert tune.tune(recipe_in(folder), folder / "runs")["chosen"] == result["chosen"]
+
+
+def test_a_stopped_tuning_goes_on(tuned, tmp_path):
+    """Only what is missing is trained, and the choice is that of an unbroken one."""
+    stop = StopRequest()
+    stop.requested = "SIGTERM"
+    with pytest.raises(Interrupted):
+        tune.tune(recipe_in(tmp_path), tmp_path / "runs", stop=stop)
+    assert not (tmp_path / "runs" / "tiny" / "tune" / "tune.json").exists()
+    assert tune.tune(recipe_in(tmp_path), tmp_path / "runs")["chosen"] == tuned[1]["chosen"]
+
+
+def test_a_tuned_recipe_trains_with_the_numbers(tuned):
+    """Recipe, hash and provenance of the runs hold the resolved rates; so does a study of another name."""
+    folder, result, _ = tuned
+    loaded = recipe_in(folder, "train.lr=tuned:tiny", "name=other")
+    train_study(loaded, folder / "runs", {"encoding": "t5"})
+    run, chosen = folder / "runs" / "other" / "t5-s0", result["chosen"]["t5"]
+    written = recipe.load(run / "recipe.yaml")
+    assert (written.train.lr, written.encodings[0].lr_mult) == (chosen["lr"], chosen["lr_mult"])
+    mult = f"encodings.0.lr_mult={chosen['lr_mult']}"
+    plain = recipe_in(folder, f"train.lr={chosen['lr']}", mult, "name=other")
+    values = recipe.training_values(plain, plain.runs()[0])
+    assert runs.read_json(run / "provenance.json")["training"] == values
+    assert runs.read_json(run / "DONE")["training_hash"] == recipe.training_hash(plain, plain.runs()[0])
+    assert train_study(loaded, folder / "runs", {"encoding": "t5"})[0].status == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["name=new", "train.lr=tuned"],
+            r"tune\.json is not there\nfirst run: pe-study tune .*train.lr=NUMBER$",
+        ),
+        (["train.lr=tuned:none"], r"tune\.json is not there\nfirst run: pe-study tune .*NUMBER name=none$"),
+        (
+            ["train.lr=tuned", "model.d_ff=64"],
+            r"other conditions \(model.d_ff: 48 -> 64\)\nrun: pe-study tune",
+        ),
+        (["train.lr=tuned", "encodings=[alibi]"], r"does not hold alibi\nrun: pe-study tune"),
+        (["train.lr=tuned", "encodings.1.base=500"], r"holds rope with other options\nrun"),
+        (["train.lr=tuned", "encodings.0.lr_mult=7"], r"holds t5 with other options\nrun"),
+    ],
+)
+def test_what_was_not_tuned_names_the_command(tuned, overrides, said):
+    with pytest.raises(RecipeError, match=said):
+        train_study(recipe_in(tuned[0], *overrides), tuned[0] / "runs")
+
+
+def test_rates_that_are_none_are_refused(tmp_path):
+    with pytest.raises(RecipeError, match=r"train\.lr: .*a number above 0, tuned, or tuned:STUDY"):
+        recipe_in(tmp_path, "train.lr=best")
+    with pytest.raises(RecipeError, match="accepted for tune: a number"):
+        tune.tune(recipe_in(tmp_path, "train.lr=tuned"), tmp_path / "runs")
+
+
+def test_keys_of_speed_and_seeds_do_not_change_the_conditions(tmp_path):
+    plain, other = (recipe_in(tmp_path, *more) for more in ([], ["train.kernel=eager", "seeds=[3]"]))
+    assert tuning.conditions(plain) == tuning.conditions(other)
+
+
+def trial(factor: float, loss: float | None, mult: float | str = "auto") -> dict:
+    encoding = {"name": "t5"}
+    return {
+        "label": "t5",
+        "encoding": encoding,
+        "factor": factor,
+        "lr": factor / 100,
+        "lr_mult": mult,
+        "val_loss": loss,
+    }
+
+
+def test_ties_edges_and_losses_that_are_none_are_said():
+    chosen = tuning.choose([trial(0.5, 2.0), trial(1.0, 2.001), trial(2.0, None)])
+    assert (chosen["factor"], chosen["lr"]) == (0.5, 0.005)
+    assert chosen["said"] == [
+        "a tie: x1 within 0.1 %",
+        "at the edge: the lowest rate tried, the optimum may lie beyond",
+        "without a finite loss: x2",
+    ]
+    assert tuning.choose([trial(0.5, 2.1), trial(1.0, 2.0), trial(2.0, 2.2)])["said"] == []
+    assert "highest" in tuning.choose([trial(0.5, 2.1), trial(1.0, 2.0), trial(2.0, 1.9)])["said"][0]
+
+
+def test_of_equal_losses_the_recipes_own_rate_is_taken():
+    trials = [trial(0.5, 2.0), trial(1.0, 2.0, 1.0), trial(1.0, 2.0), trial(2.0, 2.0)]
+    chosen = tuning.choose(trials)
+    assert (chosen["factor"], chosen["lr_mult"]) == (1.0, "auto")
+    assert chosen["said"] == ["a tie: x0.5, x1 with lr_mult 1, x2 within 0.1 %"]
+
+
+def named(label: str, *losses: float) -> list[dict]:
+    return [
+        trial(factor, loss) | {"label": label} for factor, loss in zip((0.5, 1.0, 2.0), losses, strict=True)
+    ]
+
+
+def test_a_change_of_order_is_said():
+    trials = {"rope": named("rope", 2.1, 2.0, 1.9), "alibi": named("alibi", 1.8, 2.2, 2.3)}
+    result = {
+        "chosen": {label: tuning.choose(found) for label, found in trials.items()},
+        "trials": [*trials["rope"], *trials["alibi"]],
+    }
+    said = tuning.order_change(result)
+    assert (
+        "changes in these trials: alibi before rope. Lowest first at the common rate: rope, alibi; " in said
+    )
+    assert said.endswith("tuned: alibi, rope.")
+    result["chosen"]["alibi"]["val_loss"] = 1.95
+    assert "keep their order" in tuning.order_change(result)
+
+
+def test_no_finite_loss_at_all_is_an_error():
+    with pytest.raises(UsageError, match=r"t5: no learning rate gave a finite loss; lower train\.lr"):
+        tuning.choose([trial(1.0, None)])
+
+
+def test_a_trial_that_diverges_is_an_answer_and_the_others_go_on(tmp_path, monkeypatch):
+    def train(grid, root, **options):
+        for run in grid.runs():
+            if run.encoding.label == "rope@2x":
+                folder = root / "tune" / run.run_id
+                folder.mkdir(parents=True)
+                runs.write_json(folder / "provenance.json", {"training": recipe.training_values(grid, run)})
+                runs.write_json(folder / "non_finite.json", {})
+                raise NonFiniteLossError("step 1: the loss is not finite")
+            train_study(grid, root, {"run": run.run_id})
+
+    monkeypatch.setattr(tune, "train_study", train)
+    single = tiny_recipe(tmp_path, "train.steps=5")
+    found = tune.tune(single, tmp_path / "runs")["trials"]
+    assert [each["val_loss"] is None for each in found] == [False, False, True]
+
+
+def test_the_command_ends_with_the_table(tuned, capsys):
+    folder = tuned[0]
+    path = str(recipe_in(folder).path)
+    arguments = [path, "train.steps=5", "train.snapshot_every=null", "--runs", str(folder / "runs")]
+    assert cli.main(["tune", *arguments]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].split() == ["encoding", "x0.5", "x1", "x2", "lr", "lr_mult", "note"]
+    assert said[2].split()[0] == "rope"
+    assert said[-1].endswith("tiny/tune/tune.json")
+
+
+def test_an_encoding_may_have_a_rate_of_its_own(tmp_path):
+    own = recipe_in(tmp_path, "encodings.1.lr=1e-3")
+    assert [recipe.training_values(own, run)["train.lr"] for run in own.runs()] == [0.003, 0.001]
+    narrowed = recipe.narrow(own, own.runs()[1])
+    assert narrowed.train.lr == 0.001
+    assert "lr" not in narrowed.encodings[0].model_dump()
+    with pytest.raises(RecipeError, match=r"encodings\.1\.lr: .*a number above 0"):
+        recipe_in(tmp_path, "encodings.1.lr=0")
