@@ -162,17 +162,24 @@ def optional(inner: Accepts) -> Accepts:
     return Accepts(f"{inner.phrase}, or null", lambda value: None if value is None else inner.parse(value))
 
 
-def length() -> Accepts:
-    """A length: `512`, `2k` (2048) or `4x` (four training lengths), in one spelling each (an int or `4x`)."""
+def length(in_bytes: bool = False) -> Accepts:
+    """A length: `512`, `2k` (2048) or `4x` (four training lengths), in one spelling each (an int or `4x`).
+
+    With `in_bytes` also `4kB`, bytes of text, which becomes `4096B`.
+    """
+    phrase = "a length such as 512, 2k (2048) or 4x (four training lengths)"
 
     def parse(value: Any) -> int | str:
+        if in_bytes and isinstance(value, str) and value.endswith("B"):
+            size = value[:-1]
+            return f"{_whole(int(size) if size.isdecimal() else size, 1, tokens=True)}B"
         if isinstance(value, str) and (match := _LENGTH.fullmatch(value)) and match[2] == "x":
             if not (times := Fraction(match[1])):
                 raise ValueError
             return f"{float(times):.12g}x"
         return _whole(value, 1, tokens=True)
 
-    return Accepts("a length such as 512, 2k (2048) or 4x (four training lengths)", parse)
+    return Accepts(f"{phrase}, or 4kB (bytes of text)" if in_bytes else phrase, parse)
 
 
 def parse_length(value: int | str, train_length: int | None = None) -> int:

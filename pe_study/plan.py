@@ -16,7 +16,7 @@ from pe_study.protocols import PROTOCOLS, ProtocolSpec, resolved_length
 from pe_study.schema import Section
 from pe_study.yaml_strict import Document, Place
 
-__all__ = ["PROTOCOLS", "RESCALE", "TASKS", "Plan", "ProtocolSpec", "load_plan", "read_plan"]
+__all__ = ["PROTOCOLS", "RESCALE", "TASKS", "Plan", "ProtocolSpec", "bytes_of", "load_plan", "read_plan"]
 
 TASKS = ("passkey", "needle", "distractors", "uuid", "copy")
 
@@ -42,10 +42,10 @@ class Plan(Section):
     name: Annotated[str, leaves.file_name("a name")] = Field(
         "default", description="names the folder of the results"
     )
-    lengths: tuple[Annotated[int | str, leaves.length()], ...] = Field(
+    lengths: tuple[Annotated[int | str, leaves.length(in_bytes=True)], ...] = Field(
         ("1x", "1.25x", "1.5x", "2x", "3x", "4x", "6x", "8x", "16x"),
         min_length=1,
-        description="window lengths, ascending: 512, 2k, 4x",
+        description="window lengths, ascending: 512, 2k, 4x; or all in bytes of text: 4kB",
     )
     protocols: tuple[ProtocolSpec, ...] = Field(
         (ProtocolSpec(name="nonoverlapping"),), min_length=1, description="protocols, by name or with options"
@@ -123,6 +123,12 @@ class Plan(Section):
     @field_validator("lengths", mode="after")
     @classmethod
     def _ascending(cls, lengths: tuple[int | str, ...]) -> tuple[int | str, ...]:
+        in_bytes = [length for length in lengths if str(length).endswith("B")]
+        if in_bytes:
+            if len(in_bytes) < len(lengths):
+                raise problem(f"found {in_bytes[0]} beside lengths in tokens; accepted: all of one kind")
+            _check_ascending(bytes_of(lengths), lengths)
+            return lengths
         for kind in (int, str):  # the two can only be compared once the training length is known
             same = [length for length in lengths if isinstance(length, kind)]
             _check_ascending([parse_length(length, 1_000_000) for length in same], same)
@@ -163,8 +169,15 @@ class Plan(Section):
             raise problem("found depths out of order; accepted: ascending depths")
         return depths
 
+    @property
+    def in_bytes(self) -> bool:
+        """Whether its lengths are bytes of text, which become tokens when a text is read."""
+        return str(self.lengths[0]).endswith("B")
+
     def resolve_lengths(self, train_length: int | None) -> tuple[int, ...]:
         """The lengths in tokens, ascending. PlanError where two coincide or one needs a training length."""
+        if self.in_bytes:
+            raise PlanError(f"lengths: found {self.lengths[0]}; accepted here: lengths in tokens")
         try:
             lengths = tuple(parse_length(length, train_length) for length in self.lengths)
             _check_ascending(lengths, self.lengths)
@@ -210,6 +223,11 @@ def read_plan(path: str | Path, error: type[PEStudyError], asked_by: str = "") -
     document = overlays.read(path, error, asked_by=asked_by)
     name = {"name": Path(path).stem}
     return overlays.merge(Document(name, {(): Place(str(path), 1)}), document)
+
+
+def bytes_of(lengths: Sequence[int | str]) -> tuple[int, ...]:
+    """`4096B` as 4096."""
+    return tuple(int(str(length).removesuffix("B")) for length in lengths)
 
 
 def _check_ascending(sizes: Sequence[int], names: Sequence[int | str]) -> None:

@@ -16,6 +16,7 @@ import pandas as pd
 from pe_study import hf_rope, rope_scaling, runs
 from pe_study.errors import RescaleError
 from pe_study.evaluators import cells, diagnostics, over_training, retrieval, sharing, summary
+from pe_study.evaluators.byte_lengths import ByteEvaluation
 from pe_study.evaluators.cache_cost import cache_costs
 from pe_study.evaluators.cells import CellStore
 from pe_study.evaluators.evaluation import Evaluation, Models
@@ -55,7 +56,11 @@ def evaluate(
     folder = Path(output) if output is not None else default_folder(target, runs_root, plan)
     runs.check_output(folder, ours=OURS)
     check_rescales(plan, subjects)
-    evaluations = [Evaluation.prepare(subject, plan, kernel, texts) for subject in subjects]
+    evaluations: Sequence[Evaluation]
+    if plan.in_bytes:
+        evaluations = [ByteEvaluation.prepare_bytes(subject, plan, kernel) for subject in subjects]
+    else:
+        evaluations = [Evaluation.prepare(subject, plan, kernel, texts) for subject in subjects]
     on_the_way = over_training.prepare(subjects, plan, kernel) if plan.over_training else []
     if dry_run:
         return [cell for evaluation in evaluations for cell in evaluation.describe()]
