@@ -19,8 +19,14 @@ def caption(shown: pd.DataFrame, protocol: str, *, bands: bool = True) -> str:
     counted = f"{int(documents)} documents" if documents > 0 else "documents not counted"
     return (
         f"Protocol {protocol}{_stride(shown, protocol)}; corpus {corpora}, {counted}; "
-        f"trained at length {listed(shown['train_length'])}; {seeds_text(shown, bands=bands)}."
+        f"{trained(shown['train_length'])}; {seeds_text(shown, bands=bands)}."
     )
+
+
+def trained(lengths: Iterable[float]) -> str:
+    """ "trained at length 64", where that is known."""
+    known = listed(length for length in lengths if length > 0)
+    return f"trained at length {known}" if known else "training length not known"
 
 
 def _stride(shown: pd.DataFrame, protocol: str) -> str:

@@ -257,8 +257,15 @@ def bars(axes: Axes, values: pd.Series, looks: Looks, canvas: Canvas, *, names: 
     colours = [looks[label].light for label in values.index]
     axes.barh(range(len(values)), values.fillna(0), height=0.6, color=colours, linewidth=0)
     for row, value in enumerate(values):
-        text = f" {number(value)}" if value == value else " not known"
-        axes.text(value if value == value else 0, row, text, va="center", fontsize=canvas.points - 1)
+        known = value == value
+        axes.annotate(
+            number(value) if known else "not known",
+            (value if known else 0, row),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=canvas.points - 1,
+        )
     axes.set_xlim(0, max(float(values.max()) * 1.32, 1e-9))
     axes.set_xticks([])
     axes.grid(False)

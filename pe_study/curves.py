@@ -35,7 +35,9 @@ class Line:
 # --- axes ------------------------------------------------------------------------------------------------
 
 
-def length_axis(axes: Axes, lengths: Sequence[int], train_lengths: Sequence[int], canvas: Canvas) -> None:
+def length_axis(
+    axes: Axes, lengths: Sequence[int], train_lengths: Sequence[int], canvas: Canvas, unit: str = "tokens"
+) -> None:
     """A log2 axis of lengths, with multiples of the training length, and a line at the latter."""
     low, high = math.log2(min(lengths)), math.log2(max([*lengths, *train_lengths]))
     room = max(0.03 * (high - low), 0.1)
@@ -46,7 +48,7 @@ def length_axis(axes: Axes, lengths: Sequence[int], train_lengths: Sequence[int]
     rest = [math.log2(n) for n in lengths if n not in ticks]
     axes.set_xticks(rest, [""] * len(rest), minor=True)
     axes.tick_params(axis="x", which="minor", size=2, bottom=True)
-    axes.set_xlabel("length, tokens" + (" (and times the training length)" if single else ""))
+    axes.set_xlabel(f"length, {unit}" + (" (and times the training length)" if single else ""))
     for train_length in sorted(set(train_lengths)):
         training_line(axes, train_length, canvas)
 

@@ -19,6 +19,7 @@ from pe_study.palette import CONTROL, Look
 CUT = math.log(3)  # curves are cut at the worst loss up to the training length and this much more (nats)
 Looks = Mapping[str, Look]
 DOTTED = " Dotted: the same targets with the context cut to the training length."
+BYTES = " Lengths in bytes of the same text; each model reads them in tokens of its own."
 LEVEL = " Dotted: the value at the training length, carried on."
 
 
@@ -28,7 +29,11 @@ def length_figure(curves: pd.DataFrame, metric: str, protocol: str, looks: Looks
     if not drawable(shown, metric):
         return None
     truncated = truncated_rows(curves, protocol)
-    panel = Panel.of(shown, metric, label_lines(shown, metric, looks, truncated))
+    over = tables.in_bytes(shown)
+    if over is None:
+        panel = Panel.of(shown, metric, label_lines(shown, metric, looks, truncated))
+    else:
+        panel = Panel.of(over, metric, label_lines(over, metric, looks), unit="bytes of text")
 
     def draw(canvas: Canvas) -> None:
         panel.draw(canvas.axes()[0], canvas)
@@ -38,9 +43,9 @@ def length_figure(curves: pd.DataFrame, metric: str, protocol: str, looks: Looks
         title=f"{SHORT[metric].capitalize()} against length ({protocol})",
         caption=caption(shown, protocol)
         + absences(shown, metric)
-        + _dotted(truncated)
+        + (_dotted(truncated) if over is None else BYTES)
         + likeness.warning(shown, metric),
-        alt=alternative(shown, metric),
+        alt=alternative(shown if over is None else over, metric, what="tokens" if over is None else "bytes"),
         table=pd.concat([shown, truncated]),
         draw=draw,
     )
@@ -48,7 +53,9 @@ def length_figure(curves: pd.DataFrame, metric: str, protocol: str, looks: Looks
 
 def protocols_figure(curves: pd.DataFrame, metric: str, looks: Looks) -> Figure | None:
     """The same models under each protocol, side by side on one scale; None for a single protocol."""
-    order = [name for name in tables.protocols_of(curves) if name != "prefix"][:3]
+    ran = [name for name in tables.protocols_of(curves) if name != "prefix"]
+    one_of_each = {name.partition("_")[0]: name for name in reversed(ran)}  # not sliding at two strides
+    order = [name for name in ran if name in one_of_each.values()][:3]
     shown = unrescaled(curves[curves["protocol"].isin(order)])
     parts = {name: shown[shown["protocol"] == name] for name in order}
     parts = {name: part for name, part in parts.items() if drawable(part, metric)}
@@ -131,7 +138,7 @@ def position_figure(positions: pd.DataFrame, metric: str, protocol: str, looks: 
     lines = label_lines(shown.assign(length=middle), metric, looks)
     limits = limits_of(lines, _above(early if len(early) else shown, metric))
     edges, end = sorted(set(shown["position_lo"])), int(shown["position_hi"].max())
-    train_lengths = sorted(set(shown["train_length"]))
+    train_lengths = sorted({n for n in shown["train_length"] if n > 0})
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes()[0]
@@ -255,15 +262,17 @@ class Panel:
     train_lengths: Sequence[int]
     metric: str
     limits: tuple[float, float]
+    unit: str = "tokens"
 
     @classmethod
-    def of(cls, shown: pd.DataFrame, metric: str, lines: Sequence[Line]) -> Panel:
+    def of(cls, shown: pd.DataFrame, metric: str, lines: Sequence[Line], unit: str = "tokens") -> Panel:
         limits = limits_of(lines, cut_of(shown, metric))
-        return cls(lines, sorted(set(shown["length"])), sorted(set(shown["train_length"])), metric, limits)
+        starts = sorted({n for n in shown["train_length"] if n > 0})
+        return cls(lines, sorted(set(shown["length"])), starts, metric, limits, unit)
 
     def draw(self, axes: Axes, canvas: Canvas, shared: tuple[float, float] | None = None) -> None:
         """Draw and label the curves; with `shared` limits a legend elsewhere names them."""
-        length_axis(axes, self.lengths, self.train_lengths, canvas)
+        length_axis(axes, self.lengths, self.train_lengths, canvas, self.unit)
         axes.set_ylabel(tables.METRICS[self.metric])
         draw_lines(axes, self.lines, canvas, shared or self.limits, label=shared is None)
 

@@ -95,6 +95,7 @@ def cells(rows: pd.DataFrame) -> pd.DataFrame:
         untrained_rows=("untrained_rows", "max"),
         factor=("factor", "max"),
         stride=("stride", "max"),
+        length_bytes=("length_bytes", "max"),
         model=("model", "first"),
         status=("lost", "first"),
     )
@@ -126,7 +127,7 @@ def over_seeds(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
         frame = frame.assign(
             **{metric: mean, f"{metric}_low": mean - margin, f"{metric}_high": mean + margin}
         )
-    for column in ("num_documents", "num_tokens", "untrained_rows", "factor", "stride"):
+    for column in ("num_documents", "num_tokens", "untrained_rows", "factor", "stride", "length_bytes"):
         if column in table:
             frame[column] = groups[column].max()
     if "model" in table:
@@ -162,6 +163,16 @@ def length_curves(rows: pd.DataFrame) -> pd.DataFrame:
     kind = place["rescale"].astype(str).where(place["rescale"] != "none", "")
     by = ["study", "order", "label", "kind", "protocol", "length"]
     return curves.loc[place.assign(kind=kind).sort_values(by, kind="stable").index].reset_index(drop=True)
+
+
+def in_bytes(shown: pd.DataFrame) -> pd.DataFrame | None:
+    """Curves whose `length` is in bytes of text, where tokenizers differ and every length is known in bytes.
+
+    Their training length is not known in bytes (-1). None where tokens compare, or bytes are unknown.
+    """
+    if shown["tokenizer_hash"].nunique() < 2 or shown["length_bytes"].isna().any():
+        return None
+    return shown.assign(length=shown["length_bytes"].astype("int64"), train_length=-1)
 
 
 def position_curves(rows: pd.DataFrame) -> pd.DataFrame:

@@ -6,6 +6,7 @@ import itertools
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
@@ -104,3 +105,21 @@ def test_many_series_get_a_legend() -> None:
     svg = length_svg(rows_of(encodings=[f"mine-{n}" for n in range(30)]))
     assert "mine-29" in svg
     assert 'id="legend_1"' in svg
+
+
+def test_protocols_stand_side_by_side_once_each() -> None:
+    """Sliding at two strides does not push exact-context out of the figure."""
+    rows = synthetic.plain_rows(
+        encodings=["nope", "rope"], lengths=(64, 128), rescales=("none",), num_documents=3,
+        protocols=("nonoverlapping", "sliding", "exact-context"),
+    )  # fmt: skip
+    finer = rows[rows["protocol"] == "sliding"].assign(stride=16.0)
+    found = tables.length_curves(
+        tables.prepare(pd.concat([rows, finer.assign(plan="length")], ignore_index=True))
+    )
+    looks = palette.looks([("nope", "nope"), ("rope", "rope")])
+    figure = plots.protocols_figure(found, "nll", looks)
+    assert figure is not None
+    svg = drawing.render(figure, "two-column", ("svg",))["svg"].decode()
+    assert [name in svg for name in ("nonoverlapping", "sliding_16", "exact-context")] == [True] * 3
+    assert "sliding_32" not in svg
