@@ -101,8 +101,8 @@ def _suggest(path: KeyPath, section: type[Section]) -> str:
         inner = _section_of(info.annotation) if info else None
         parent = inner or parent
     elsewhere = [key for key, *_ in reference(section) if key.rpartition(".")[2] == word]
-    if elsewhere:
-        return f'did you mean "{elsewhere[0]}"?'
+    if elsewhere:  # a section's own key before that of a list's items
+        return f'did you mean "{min(elsewhere, key=lambda key: ".N." in key)}"?'
     return did_you_mean(word, _keys(parent))
 
 
