@@ -1,6 +1,7 @@
 """What every test runs under: one thread, no network, a cache of its own, deterministic property tests."""
 
 import gc
+import logging
 import os
 
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -36,3 +37,10 @@ def _libraries() -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _log_records() -> None:
+    """A command that a test runs in this process takes our log records for the terminal: give them back."""
+    ours = logging.getLogger("pe_study")
+    ours.handlers, ours.propagate = [], True
