@@ -162,7 +162,6 @@ def test_what_cannot_be_gone_on_from_is_refused_before_any_work(
             train_study(extend(tmp_path, tmp_path / source), tmp_path / "runs")
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("spec", ["yarn:4", "yarn:auto"])
 def test_no_rescale_is_the_one_that_was_trained_in(base: Path, tmp_path: Path, spec: str) -> None:
     """As a scaling that a Hugging Face checkpoint brings: kept under `none` and S = 1, replaced by any other;
