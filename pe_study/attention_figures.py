@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from pe_study.captions import listed, slug
+from pe_study.captions import slug, trained
 from pe_study.curves import Line, draw_lines, legend, limits_of, training_line
 from pe_study.drawing import Canvas, Figure
 from pe_study.heatmaps import heat_panel
@@ -87,7 +87,8 @@ def position_figure(rows: pd.DataFrame, looks: Looks) -> Figure | None:
     starts = sorted({int(n) for n in found["train_length"].dropna() if n > 0})
 
     def draw(canvas: Canvas) -> None:
-        panels = canvas.axes(len(shown) if canvas.narrow else 1, 1 if canvas.narrow else len(shown))
+        across = 1 if canvas.narrow else len(shown)
+        panels = canvas.axes(len(shown) // across, across, titled=True)
         for axes, (name, title) in zip(panels, shown.items(), strict=True):
             edges = sorted(set(found["position_lo"].clip(lower=1)))
             axes.set_xlim(math.log2(edges[0]) - 0.3, math.log2(found["position_hi"].max()) + 0.1)
@@ -106,7 +107,7 @@ def position_figure(rows: pd.DataFrame, looks: Looks) -> Figure | None:
         caption="Entropy of the attention weights over that of uniform ones, largest logit, and mass on keys "
         "farther back than the training length; means over layers, heads and seeds (the logit: the largest); "
         f"corpus {', '.join(sorted(set(found['corpus'])))}; "
-        f"trained at length {listed(starts) or 'not known'}.",
+        f"{trained(starts)}.",
         alt="; ".join(_alternative(found, name, title) for name, title in shown.items()),
         table=found,
         draw=draw,
@@ -161,8 +162,8 @@ def heads_figure(rows: pd.DataFrame, run: str | None = None) -> Figure | None:
         title=f"{chosen}: attention mass by distance and head",
         caption=f"Per cent of the attention of each head on keys at a distance, for queries with "
         f"{int(first['position_lo']):,} to {int(first['position_hi']) - 1:,} keys in sight, in windows of "
-        f"{int(first['length']):,} tokens; trained at length "
-        f"{listed(own['train_length'].dropna()) or 'not known'}; corpus {first['corpus']}.",
+        f"{int(first['length']):,} tokens; {trained(own['train_length'])}; "
+        f"corpus {first['corpus']}.",
         alt="; ".join(
             f"{name}: most at {columns[int(np.nanargmax(row))]}"
             for name, row in zip(table.index, table.to_numpy(float), strict=True)

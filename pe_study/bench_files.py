@@ -61,7 +61,7 @@ def read_bench(path: Path) -> BenchFile:
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     given = content.get("rows") if isinstance(content, Mapping) else None
-    rows = pd.DataFrame(_flat(row) for row in given) if _records(given) else pd.DataFrame()
+    rows = pd.DataFrame([_flat(row) for row in _records(given)])
     absent = [name for name in NEEDED if name not in rows]
     if absent:
         raise DataError(
@@ -70,8 +70,9 @@ def read_bench(path: Path) -> BenchFile:
     return BenchFile(content.get("machine") or {}, rows.assign(name=_names(rows)))
 
 
-def _records(given: Any) -> bool:
-    return isinstance(given, list) and all(isinstance(row, Mapping) for row in given)
+def _records(given: Any) -> Sequence[Mapping[str, Any]]:
+    """The rows, or none where they are something else."""
+    return given if isinstance(given, list) and all(isinstance(row, Mapping) for row in given) else []
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

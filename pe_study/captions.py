@@ -16,11 +16,16 @@ def caption(shown: pd.DataFrame, protocol: str, *, bands: bool = True) -> str:
     """ "Protocol …; corpus …, 24 documents; trained at length 64; n = 3 seeds; …"; `bands` explains them."""
     corpora = ", ".join(sorted({str(name) for name in shown["corpus"]})) or "unknown corpus"
     documents = shown["num_documents"].max()
-    counted = f"{int(documents)} documents" if documents > 0 else "documents not counted"
+    how_many = counted(f"{int(documents):,}", "document") if documents > 0 else "documents not counted"
     return (
-        f"Protocol {protocol}{_stride(shown, protocol)}; corpus {corpora}, {counted}; "
+        f"Protocol {protocol}{_stride(shown, protocol)}; corpus {corpora}, {how_many}; "
         f"{trained(shown['train_length'])}; {seeds_text(shown, bands=bands)}."
     )
+
+
+def counted(number: str, noun: str) -> str:
+    """ "1 document", "2 to 3 documents"."""
+    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
 def trained(lengths: Iterable[float]) -> str:
@@ -43,8 +48,8 @@ def seeds_text(shown: pd.DataFrame, *, bands: bool) -> str:
     low, high = int(seeds.min()), int(seeds.max())
     if high <= 1:
         return "n = 1 seed each" + (", so no bands" if bands else "")
-    counted = f"n = {high} seeds" if low == high else f"n = {low} to {high} seeds"
-    return counted + (
+    seeds_each = f"n = {high} seeds" if low == high else f"n = {low} to {high} seeds"
+    return seeds_each + (
         "; line: mean, band: 95 % t interval over seeds, the documents held fixed" if bands else ""
     )
 

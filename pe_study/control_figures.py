@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from pe_study import palette, tables
 from pe_study.captions import SHORT, caption
@@ -45,10 +46,12 @@ def control_figure(curves: pd.DataFrame, metric: str, protocol: str, study: str)
 
     def draw(canvas: Canvas) -> None:
         across = 1 if canvas.narrow else min(3, len(labels))
-        grid = canvas.axes(math.ceil(len(labels) / across), across)
-        for axes, (label, panel) in zip(grid, panels.items(), strict=False):
+        grid = canvas.axes(math.ceil(len(labels) / across), across, titled=True)
+        for place, (axes, (label, panel)) in enumerate(zip(grid, panels.items(), strict=False)):
             panel.draw(axes, canvas, limits)
             axes.set_title(label, pad=15)
+            axes.set_xlabel("length, tokens" if place + across >= len(labels) else "")
+            axes.set_ylabel("" if place % across else tables.METRICS[metric])
         for axes in grid[len(labels) :]:
             axes.set_axis_off()
         every = [Line(OWN if n == NO_CONTROL else n, np.zeros(0), np.zeros(0), looks[n]) for n in names]
@@ -111,6 +114,8 @@ def over_training_figure(curves: pd.DataFrame, metric: str, protocol: str, looks
             draw_lines(axes, lines[name, length], canvas, limits, label=False)
             axes.set_title(f"length {length:,}")
             axes.set_xlabel(kept[name])
+            axes.xaxis.set_major_locator(MaxNLocator(4))
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k, 1M
             axes.set_ylabel(tables.METRICS[metric] if length == lengths[0] or canvas.narrow else "")
         legend(max(lines.values(), key=len), canvas)
 

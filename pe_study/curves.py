@@ -16,6 +16,7 @@ from pe_study.palette import Look
 from pe_study.stats import Array
 
 LEADER = 14  # points from the axes to a label
+LEAST = 0.02  # of a value: the least height of a panel, four times what counts as a rise
 MOST_LABELS = {True: 10, False: 14}  # narrow or not; more than these get a legend
 
 
@@ -127,14 +128,17 @@ def crossings(line: Line, top: float) -> list[float]:
 
 
 def limits_of(lines: Sequence[Line], cut: float) -> tuple[float, float]:
-    """From a little below the lowest value to `cut`, or to a little above the highest where none is cut."""
+    """From a little below the lowest value to `cut`, or to a little above the highest where none is cut.
+
+    At least `LEAST` of the value high, so that noise is not drawn as if it were a rise.
+    """
     values = np.concatenate([line.y[~np.isnan(line.y)] for line in lines] or [np.zeros(0)])
     shown = values[values <= cut]
     if shown.size == 0:
         return 0.0, 1.0
     cuts = bool((values > cut).any())
     bottom, top = float(shown.min()), cut if cuts else float(shown.max())
-    room = 0.06 * (top - bottom) if top > bottom else max(abs(top) * 0.05, 0.01)
+    room = max(0.06 * (top - bottom), (LEAST * abs(top) - (top - bottom)) / 2) or 0.01
     return bottom - room, top + (0 if cuts else room)
 
 

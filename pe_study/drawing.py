@@ -35,15 +35,15 @@ class Canvas:
     sheet: Sheet
     narrow: bool
 
-    def axes(self, rows: int = 1, columns: int = 1) -> list[Axes]:
-        """Panels in reading order, with room for axis labels."""
+    def axes(self, rows: int = 1, columns: int = 1, *, titled: bool = False) -> list[Axes]:
+        """Panels in reading order, with room for axis labels, and for titles above their training lines."""
         width, height = self.sheet.get_size_inches()
         panels = self.sheet.subplots(rows, columns, squeeze=False)
         self.sheet.subplots_adjust(
             left=0.58 / width,
             right=1 - 0.12 / width,
             bottom=0.56 / height,
-            top=1 - 0.26 / height,
+            top=1 - (0.42 if titled else 0.26) / height,
             wspace=0.55 / (width / columns),
             hspace=0.9 / (height / rows),
         )
@@ -169,6 +169,7 @@ def _style(size: str) -> dict[str, object]:
         "svg.hashsalt": "pe_study",
         "text.parse_math": False,
         "axes.unicode_minus": True,
+        "axes.formatter.useoffset": False,  # an axis never says "+8.002" in a corner
     }
 
 

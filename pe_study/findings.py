@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from pe_study.captions import listed
+from pe_study.captions import counted, listed
 from pe_study.verdicts import DELTA, FAMILY, Verdict
 
 PERCENT = f"{100 * DELTA:g} %"
@@ -25,8 +25,9 @@ def findings(found: Sequence[Verdict], curves: pd.DataFrame) -> list[str]:
         ]
     said = [_scope(plain), *_holding(plain), *_failing(plain), *_unsettled(plain), *_unable(plain)]
     said += _at_training_length(plain, curves)
+    several = len({verdict.study for verdict in found}) > 1
     for series in dict.fromkeys((v.study, v.label) for v in found if v.rescale != "none"):
-        said += _rescaled([v for v in found if (v.study, v.label) == series])
+        said += _rescaled([v for v in found if (v.study, v.label) == series], several)
     return said
 
 
@@ -44,9 +45,10 @@ def _scope(plain: Sequence[Verdict]) -> str:
             f"{_range(seeds)} seeds each: intervals are over seeds and documents, so that sentences are "
             "about the encodings"
         )
+    documents = counted(_range({v.num_documents for v in plain}), "document")
     return (
         f"Trained at length {listed(v.train_length for v in plain)}, evaluated to "
-        f"{max(v.longest for v in plain):,} on {_range({v.num_documents for v in plain})} documents "
+        f"{max(v.longest for v in plain):,} on {documents} "
         f"({plain[0].protocol}). {who}."
     )
 
@@ -149,7 +151,7 @@ def _ranked(here: pd.DataFrame, several: bool) -> list[str]:
     return [f"At the training length{where}, lowest first ({unit}, {who}): {values}."]
 
 
-def _rescaled(found: Sequence[Verdict]) -> list[str]:
+def _rescaled(found: Sequence[Verdict], several: bool) -> list[str]:
     """What each rescale does to a label at the longest length, against no rescale."""
     plain = next((v for v in found if v.rescale == "none"), None)
     others = [v for v in found if v.rescale != "none" and v.change]
@@ -164,8 +166,9 @@ def _rescaled(found: Sequence[Verdict]) -> list[str]:
         for v in others
     ]
     where = "" if plain.about_encoding else " in this run"
+    study = f" ({plain.study})" if several else ""
     return [
-        f"**{plain.label} rescaled**{where}, change of loss at {length:,} from the training length: "
+        f"**{plain.label} rescaled**{study}{where}, change of loss at {length:,} from the training length: "
         f"unrescaled {_change(plain, length)}; {'; '.join(texts)}."
     ]
 

@@ -58,7 +58,7 @@ def apart(rows: pd.DataFrame) -> pd.DataFrame:
 
 def cautions(rows: pd.DataFrame) -> list[str]:
     """What several studies, or texts, on one page do not share: one line a difference."""
-    columns = ["study", "protocol", "rescale", "train_length", "length", "bos", *LEVELS]
+    columns = ["study", "protocol", "rescale", "train_length", "length", "length_bytes", "bos", *LEVELS]
     kinds = rows[columns].drop_duplicates().assign(study=lambda frame: frame["study"].astype(str))
     return [*_levels(kinds), *_lengths(kinds), *_protocols(kinds), *_documents(rows)]
 
@@ -79,7 +79,8 @@ def _lengths(kinds: pd.DataFrame) -> list[str]:
     """Studies that were evaluated at other lengths, or trained at others, protocol by protocol."""
     said = []
     for protocol, part in kinds[kinds["rescale"] != TRUNCATION].groupby("protocol", observed=True):
-        sets = {study: listed(lengths) for study, lengths in part.groupby("study")["length"]}
+        lengths_in = "length" if part["length_bytes"].isna().any() else "length_bytes"
+        sets = {study: listed(lengths) for study, lengths in part.groupby("study")[lengths_in]}
         if len(set(sets.values())) > 1:
             each = "; ".join(f"{study} at {lengths}" for study, lengths in sets.items())
             said.append(f"{protocol}: the studies have different lengths ({each}); compare shared ones only.")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pe_study import bench_figures, comparisons, likeness, palette, rates, tables, verdicts
+from pe_study import answers, bench_figures, comparisons, likeness, palette, rates, tables, verdicts
 from pe_study.bench_files import sentences
 from pe_study.captions import listed
 from pe_study.cautions import cautions
@@ -21,7 +21,7 @@ from pe_study.page_parts import Material, Section
 from pe_study.page_sections import sections
 from pe_study.page_tables import DASH
 from pe_study.palette import Look
-from pe_study.studies import Study
+from pe_study.studies import Evaluation, Study
 from pe_study.targets import Targets
 from pe_study.view import View
 
@@ -79,11 +79,14 @@ def compose(targets: Targets, view: View, command: str) -> Page:
         protocol=material.protocol,
         commands=_commands(studies, command),
         provenance=[block for study in studies for block in _provenance(study)],
-        looks=material.looks
-        | {
-            name: look for _, bench in targets.benches for name, look in bench_figures.looks_of(bench).items()
-        },
+        looks={**material.looks, **_bench_looks(targets)},
     )
+
+
+def _bench_looks(targets: Targets) -> dict[str, Look]:
+    return {
+        name: look for _, bench in targets.benches for name, look in bench_figures.looks_of(bench).items()
+    }
 
 
 def _rows(studies: Sequence[Study]) -> pd.DataFrame:
@@ -100,8 +103,21 @@ def _findings(material: Material) -> list[str]:
 
 
 def _looks(studies: Sequence[Study], curves: pd.DataFrame) -> dict[str, Look]:
-    pairs = [*zip(curves["label"].astype(str), curves["encoding"].astype(str), strict=True)]
+    """One look a label, wherever it occurs."""
+    frames = [
+        curves,
+        *(answers.plain(ev.retrieval) for ev in _evaluations(studies) if ev.retrieval is not None),
+    ]
+    pairs = [
+        (str(label), str(encoding))
+        for frame in frames
+        for label, encoding in frame[["label", "encoding"]].drop_duplicates().to_numpy()
+    ]
     return palette.looks([*pairs, *((run.label, run.encoding) for study in studies for run in study.runs)])
+
+
+def _evaluations(studies: Sequence[Study]) -> list[Evaluation]:
+    return [evaluation for study in studies for evaluation in study.evaluations]
 
 
 def _metrics(curves: pd.DataFrame) -> list[str]:
@@ -118,7 +134,10 @@ def _facts(studies: Sequence[Study], rows: pd.DataFrame) -> list[tuple[str, str]
     if len(rows):
         facts = [
             ("encodings", str(rows["label"].nunique())),
-            ("training length", listed(rows["train_length"])),
+            (
+                "training length",
+                listed(rows.loc[rows["train_length"] > 0, "train_length"].unique()) or "not known",
+            ),
             ("lengths", f"{rows['length'].min():,} to {rows['length'].max():,}"),
             ("seeds", str(rows.groupby(["study", "label"], observed=True)["seed"].nunique().max())),
             ("corpus", ", ".join(sorted({str(name) for name in rows["corpus"]}))),

@@ -12,7 +12,6 @@ from pe_study import (
     charts,
     heatmaps,
     page_tables,
-    palette,
     plots,
     probe_sections,
     published,
@@ -150,11 +149,7 @@ def _retrieval(material: Material) -> Section:
     if not material.wants("retrieval") or not found:
         return section
     rows = answers.plain(pd.concat(found, ignore_index=True))
-    looks = material.looks | palette.looks(
-        (label, encoding)
-        for label, encoding in zip(rows["label"], rows["encoding"], strict=True)
-        if label not in material.looks
-    )
+    looks = material.looks
     section.notes += answers.floor_sentences(rows)
     for task in dict.fromkeys(rows["task"]):
         section.add(retrieval_figures.length_figure(rows, task, looks))

@@ -62,6 +62,9 @@ def main_table(
 ) -> Table:
     """Labels and rescales down, lengths across; the best of a column is marked."""
     shown = curves[(curves["protocol"] == protocol) & (curves["rescale"] != tables.TRUNCATION)]
+    over = tables.in_bytes(shown)
+    in_unit = "" if over is None else " in bytes"
+    data, shown = shown, shown if over is None else over
     have = sorted({int(n) for n in shown["length"] if lengths is None or n in lengths})
     frame = tables.main_table(shown, metric, have[:: math.ceil(len(have) / MOST_LENGTHS) or 1])
     several = frame.index.get_level_values("study").nunique() > 1
@@ -77,10 +80,10 @@ def main_table(
     seeds = "One seed." if most <= 1 else f"Means over up to {most} seeds."
     return Table(
         name=f"main-{protocol}-{metric}",
-        title=f"{METRIC_NAMES[metric].capitalize()} by length ({protocol})",
+        title=f"{METRIC_NAMES[metric].capitalize()} by length{in_unit} ({protocol})",
         columns=[Column("encoding"), *(Column(f"{n:,}", numeric=True) for n in frame.columns)],
         rows=rows,
-        data=shown.drop(columns=["corpus_hash", "tokenizer_hash"]),
+        data=data.drop(columns=["corpus_hash", "tokenizer_hash"]),
         note=f"{tables.METRICS[metric].capitalize()}; lower is better; {marked} {seeds}",
         metric=metric,
         protocol=protocol,

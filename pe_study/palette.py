@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import colorsys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Encoding -> (colour on white, colour on dark).
 COLOURS = {
@@ -60,6 +60,12 @@ def looks(series: Iterable[tuple[str, str]]) -> dict[str, Look]:
         seen[encoding] = variant + 1
         found[label] = _look(encoding, variant, unknown)
     return found
+
+
+def dashed(look: Look, place: int) -> Look:
+    """The look of a label in the `place`-th of several studies: its colour and marker, another dash."""
+    dash = DASHES[(DASHES.index(look.dash) + place) % len(DASHES)] if place else look.dash
+    return replace(look, dash=dash)
 
 
 def order(encoding: str) -> tuple[int, str]:

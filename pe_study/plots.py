@@ -70,7 +70,8 @@ def protocols_figure(curves: pd.DataFrame, metric: str, looks: Looks) -> Figure 
     limits = limits_of(everything, cut_of(shown, metric))
 
     def draw(canvas: Canvas) -> None:
-        panels = canvas.axes(len(parts) if canvas.narrow else 1, 1 if canvas.narrow else len(parts))
+        across = 1 if canvas.narrow else len(parts)
+        panels = canvas.axes(len(parts) // across, across, titled=True)
         for place, (axes, (name, panel)) in enumerate(zip(panels, drawn.items(), strict=True)):
             panel.draw(axes, canvas, limits)
             axes.set_title(name, pad=15)
@@ -198,7 +199,8 @@ def label_lines(
             if part is not None and drawable(part, metric):
                 name = label if len(studies) == 1 else f"{label}, {study}"
                 cut = None if cuts is None else cuts.get((label, study), part.iloc[:0])
-                found.append(line(part, metric, name, looks[label], cut))
+                look = palette.dashed(looks[label], studies.index(study))
+                found.append(line(part, metric, name, look, cut))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pe_study import attention_figures, control_figures, palette
+from pe_study import attention_figures, control_effects, control_figures, palette
 from pe_study.page_parts import Material, Section
 from pe_study.rows import DIAGNOSTICS, read_rows
 
@@ -20,7 +20,11 @@ def controls(material: Material) -> Section:
     ]
     if not found or not material.wants("controls"):
         return section
-    curves = control_figures.control_curves(material.curves, pd.concat(found, ignore_index=True))
+    rows = pd.concat(found, ignore_index=True)
+    section.notes += control_effects.sentences(
+        control_effects.effects(material.rows, rows, material.protocol)
+    )
+    curves = control_figures.control_curves(material.curves, rows)
     for study in dict.fromkeys(curves.loc[curves["control"] != "none", "study"].astype(str)):
         for metric in material.metrics:
             for protocol in material.protocols:

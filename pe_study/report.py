@@ -28,7 +28,7 @@ from pe_study.page_parts import Shown
 from pe_study.page_tables import METRIC_NAMES, Table
 from pe_study.palette import COLOURS
 from pe_study.rendering import Drawing, render_all
-from pe_study.rows import RESULTS, RETRIEVAL
+from pe_study.rows import DIAGNOSTICS, OVER_TRAINING, RESULTS, RETRIEVAL
 from pe_study.runs import DONE, METRICS, check_output, claim_folder
 from pe_study.studies import SUMMARY, Study
 from pe_study.targets import Targets, read_targets
@@ -93,7 +93,7 @@ def watch(
 
 def _state(studies: Sequence[Path | str]) -> list[tuple[str, int, int]]:
     """Name, size and time of every file that a report reads."""
-    names = (METRICS, DONE, RESULTS, RETRIEVAL, SUMMARY, BENCH)
+    names = (METRICS, DONE, RESULTS, RETRIEVAL, OVER_TRAINING, DIAGNOSTICS, SUMMARY, BENCH)
     files = [file for path in studies for name in names for file in sorted(Path(path).rglob(name))]
     files += [Path(path) for path in studies if Path(path).is_file()]
     return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
@@ -151,7 +151,8 @@ def _environment(colours: dict[str, str]) -> jinja2.Environment:
 
 def emphasis(text: str) -> markupsafe.Markup:
     """**bold** of a sentence as HTML; everything else is text."""
-    return markupsafe.Markup(re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", html.escape(text)))
+    joined = re.sub(r"(?<=\d) %", "\u00a0%", html.escape(text))
+    return markupsafe.Markup(re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", joined))
 
 
 def markdown(table: Table) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from pe_study import answers, palette
 from pe_study.answers import FLOOR, SERIES
-from pe_study.captions import listed, slug
+from pe_study.captions import slug, trained
 from pe_study.curves import Line, draw_lines, length_axis, limits_of
 from pe_study.drawing import Canvas, Figure
 from pe_study.heatmaps import heat_panel
@@ -57,7 +57,7 @@ def depth_figure(rows: pd.DataFrame, task: str) -> Figure | None:
         title=f"{task}: right answers by depth and length",
         caption="Per cent of answers that are right, by where in the text the answer stands (0 %: its start) "
         f"and its length in tokens; below: 95 % Wilson interval over {OVER}; {_samples(counts)} a cell; "
-        f"{_trained(counts)}.",
+        f"{trained(counts['train_length'])}.",
         alt="; ".join(
             f"{name}: {float(np.nanmean(table)):.0f} % over all" for name, table in percent.items()
         ),
@@ -82,11 +82,6 @@ def _samples(counts: pd.DataFrame) -> str:
     return f"{low} samples" if low == high else f"{low} to {high} samples"
 
 
-def _trained(counts: pd.DataFrame) -> str:
-    known = counts["train_length"].dropna()
-    return f"trained at length {listed(known)}" if len(known) else "training length not known"
-
-
 def length_figure(rows: pd.DataFrame, task: str, looks: Looks) -> Figure | None:
     """Share of right answers over all depths against length, with Wilson bands."""
     counts = answers.accuracy(rows[(rows["task"] == task) & (rows["status"] != FLOOR)], by=("length",))
@@ -97,7 +92,7 @@ def length_figure(rows: pd.DataFrame, task: str, looks: Looks) -> Figure | None:
         name=f"retrieval-length-{slug(task)}",
         title=f"{task}: right answers against length",
         caption=f"Share of right answers over all depths; band: 95 % Wilson interval over {OVER}; "
-        f"{_samples(counts)} a point; {_trained(counts)}.",
+        f"{_samples(counts)} a point; {trained(counts['train_length'])}.",
         alt=_alternative(counts, "accuracy"),
         table=counts,
         draw=_drawer(counts, lines, "share of right answers", (-0.03, 1.03)),
@@ -115,11 +110,18 @@ def gain_figure(rows: pd.DataFrame, looks: Looks) -> Figure | None:
         title="copy: what a first occurrence saves",
         caption="Nats a token by which a passage is easier when it stood far back before; zero: the model "
         f"makes no use of it. Band: 95 % t interval over {OVER}; {_samples(found)} a point; "
-        f"{_trained(found)}.",
+        f"{trained(found['train_length'])}.",
         alt=_alternative(found, "gain"),
         table=found,
-        draw=_drawer(found, lines, "gain, nats per token", limits_of(lines, math.inf)),
+        draw=_drawer(found, lines, "gain, nats per token", _whole_bands(found, lines)),
     )
+
+
+def _whole_bands(frame: pd.DataFrame, lines: list[Line]) -> tuple[float, float]:
+    """Limits that hold every band, and zero."""
+    low, high = limits_of(lines, math.inf)
+    low, high = min([0.0, low, *frame["low"].dropna()]), max([high, *frame["high"].dropna()])
+    return low, high + 0.04 * (high - low)
 
 
 def _lines(frame: pd.DataFrame, value: str, looks: Looks) -> list[Line]:

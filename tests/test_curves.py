@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -42,6 +43,18 @@ def test_limits_end_at_the_cut_only_when_something_is_cut() -> None:
     assert curves.limits_of([line(math.nan)], 10) == (0, 1)
     low, high = curves.limits_of([line(2, 2)], 10)
     assert low < 2 < high
+    assert curves.limits_of([line(0, 0)], 10) == pytest.approx((-0.01, 0.01))
+
+
+def test_a_flat_curve_is_drawn_flat() -> None:
+    """A change of a ten thousandth of the loss is no slope, and no axis counts from an offset."""
+    low, high = curves.limits_of([line(8.0026, 8.0027)], 10)
+    assert high - low == pytest.approx(0.02 * 8.0027)
+    rows = rows_of()
+    rows["nll_sum"] = rows["num_tokens"] * (2.0 + 1e-6 * rows["length"])
+    svg = length_svg(rows, "nll")
+    assert re.search(r">2\.0+<", svg)
+    assert ">+2" not in svg
 
 
 def test_numbers_are_short() -> None:

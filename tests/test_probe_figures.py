@@ -9,7 +9,16 @@ import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study import attention_figures, control_figures, drawing, palette, report, rows, tables
+from pe_study import (
+    attention_figures,
+    control_effects,
+    control_figures,
+    drawing,
+    palette,
+    report,
+    rows,
+    tables,
+)
 
 SMALL = {"encodings": ["nope", "rope"], "lengths": (64, 128, 256), "num_documents": 3, "rescales": ("none",)}
 LOOKS = palette.looks([("nope", "nope"), ("rope", "rope")])
@@ -41,6 +50,20 @@ def test_a_control_is_a_line_beside_the_plain_one() -> None:
     for text in ("far_context=shuffled", "as it is", "nope", "rope", "trained at 64"):
         assert text in svg
     assert control_figures.control_figure(curves, "nll", "sliding", "synthetic") is None
+
+
+def test_the_effect_of_a_control_is_measured_on_the_same_documents() -> None:
+    """A nat for nope and nothing for rope, exactly: the documents' own spread cancels."""
+    found = control_effects.effects(plain(), controlled(), "nonoverlapping")
+    assert [(one.label, one.length, one.num_seeds) for one in found] == [("nope", 256, 1), ("rope", 256, 1)]
+    assert [one.interval.estimate for one in found] == pytest.approx([1, 0], abs=1e-12)
+    assert found[0].interval.bounds() == pytest.approx((1, 1))
+    (said,) = control_effects.sentences(found)
+    assert "**far_context=shuffled** at 256 changes the loss, in these runs, by nope +1.000 [" in said
+    assert control_effects.effects(plain(), controlled(), "sliding") == []
+    other_seed = controlled().assign(seed=1)
+    both = pd.concat([controlled(), other_seed])
+    assert control_effects.effects(plain(), both, "nonoverlapping") == []
 
 
 # --- over training ---------------------------------------------------------------------------------------

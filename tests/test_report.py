@@ -17,6 +17,7 @@ import pytest
 import synthetic_studies as synthetic
 
 from pe_study import rendering, report
+from pe_study import rows as rows_module
 from pe_study.errors import DataError, UsageError
 
 SMALL = {
@@ -266,7 +267,9 @@ def test_a_markdown_report_links_what_was_written(tmp_path: Path) -> None:
         assert bool(images) is bool(formats)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # by the test runner, not by reports
+@pytest.mark.filterwarnings(
+    "ignore:.*multi-threaded:DeprecationWarning"
+)  # by the test runner, not by reports
 def test_two_processes_draw_the_same_bytes(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +301,40 @@ def test_a_long_table_ends_on_the_page_and_not_in_its_file(tmp_path: Path) -> No
     text, _ = build_rows(tmp_path, synthetic.rows(**{**settings, "num_documents": 3}))
     assert "The first 200 of 234 rows; the CSV has all." in text
     assert len(pd.read_csv(tmp_path / "out" / "tables" / "comparisons.csv")) == 234
+
+
+def checkpoint(folder: Path, name: str, **changed: object) -> Path:
+    """Results of a checkpoint of which nothing is known, as `pe-study eval ID` leaves them."""
+    frame = synthetic.rows(**{**SMALL, "encodings": ["rope"], "rescales": ("none",)})
+    unknown = dict.fromkeys(("train_length", "label", "encoding", "seed"), None)
+    frame = frame.assign(**unknown, study=name, run=name, model=f"org/{name}", **changed)
+    rows_module.write_rows(frame, folder / name)
+    return folder / name
+
+
+def test_a_checkpoint_of_unknown_training_length_is_a_page(tmp_path: Path) -> None:
+    page = report.build([checkpoint(tmp_path, "one")], tmp_path / "out", formats=())
+    text = page.read_text(encoding="utf-8")
+    assert "training length not known" in text
+    assert "No series has a number at its training length" in text
+    assert not re.search(r"trained at (?!length L)|>-1<|length -1", text)
+
+
+def test_lengths_in_bytes_are_the_axis_where_tokenizers_differ(tmp_path: Path) -> None:
+    """Two tokenizers, the same bytes: one column a number of bytes, and no word of tokens."""
+    sizes = {64: 256, 128: 512, 512: 2048}
+    one = checkpoint(tmp_path, "one")
+    frame = rows_module.read_rows(one)
+    rows_module.write_rows(frame.assign(length_bytes=frame["length"].map(sizes)), one)
+    other = frame.assign(length_bytes=frame["length"].map(sizes), length=frame["length"] * 2)
+    other = other.assign(study="two", run="two", model="org/two", tokenizer_hash="8" * 64)
+    rows_module.write_rows(other, tmp_path / "two")
+    page = report.build([one, tmp_path / "two"], tmp_path / "out", formats=())
+    text = page.read_text(encoding="utf-8")
+    assert "Bits per byte by length in bytes (nonoverlapping)" in text
+    assert "length, bytes of text" in text
+    heads = re.findall(r'<th scope="col" class="n">([\d,]+)</th>', text)
+    assert heads[:3] == ["256", "512", "2,048"]
 
 
 def test_names_are_text_not_markup(tmp_path: Path) -> None:
