@@ -140,7 +140,8 @@ def out_of_memory(folder: Path) -> None:
     plain = Updater._backward_part
 
     def backward_part(self: Updater, batch: Any, num_targets: int) -> Tensor:
-        if RANK == 1 and len(batch.ids_BT) > 2 and self.optimizer.optimizer.state:
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # shard wraps none around it
+        if RANK == 1 and len(batch.ids_BT) > 2 and optimizer.state:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return plain(self, batch, num_targets)
 
