@@ -55,7 +55,7 @@ def sentences(found: Sequence[Effect]) -> list[str]:
         group = [one for one in found if (one.study, one.control, one.length) == (study, control, length)]
         values = "; ".join(f"{one.label} {_text(one.interval)}" for one in group)
         where = f" in {study}" if several else ""
-        runs = ", in these runs" if max(one.num_seeds for one in group) == 1 else ""
+        runs = ", in these runs," if max(one.num_seeds for one in group) == 1 else ""
         said.append(
             f"**{control}**{where} at {length:,} changes the loss{runs} by {values} nats. Above zero: what "
             "it takes away was used; below: it did harm; an interval around zero settles neither."
