@@ -16,7 +16,7 @@ from pe_study.encodings.base import Encoding
 from pe_study.errors import UsageError, did_you_mean
 from pe_study.kernels.eager import eager
 from pe_study.kernels.fused import flash, flex
-from pe_study.kernels.scoring import Result, Scoring
+from pe_study.kernels.scoring import Result, Scoring, blind
 from pe_study.kernels.sdpa import sdpa
 
 Kernel = Literal["auto", "eager", "sdpa", "flex", "flash"]
@@ -55,7 +55,13 @@ def _flash_fits(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def attend(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring, kernel: str) -> Result:
-    """softmax(scale * q k^T + bias) v under the mask, by a resolved kernel."""
+    """softmax(scale * q k^T + bias) v under the mask, by a resolved kernel; 0 where a query sees no key."""
     run = {"eager": eager, "sdpa": sdpa, "flex": flex, "flash": flash}[kernel]
+    memo = scoring.at.memo
+    if "blind" not in memo:
+        memo["blind"] = blind(scoring.mask, q_BHTK.shape[2], k_BGSK.shape[2], q_BHTK.device)
     with torch.autocast(q_BHTK.device.type, enabled=False):
-        return run(q_BHTK, k_BGSK, v_BGSK, scoring)
+        out_BHTK, lse_BHT = run(q_BHTK, k_BGSK, v_BGSK, scoring)
+    if memo["blind"] is not None:
+        out_BHTK = out_BHTK.masked_fill(memo["blind"][:, None, :, None], 0.0)
+    return out_BHTK, lse_BHT

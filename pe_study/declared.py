@@ -35,6 +35,29 @@ class Declaration:
             )
 
 
+def embedded_prompt(
+    *, model_input_name: str = "", input_ids_length: int = 0, inputs_tensor: Any = None, **_: Any
+) -> int:
+    """Tokens of a prompt given as embeddings, which transformers leaves out of the length it generates to."""
+    if model_input_name != "inputs_embeds" or input_ids_length == inputs_tensor.shape[1]:
+        return 0
+    return int(inputs_tensor.shape[1])
+
+
+def check_cache(cache: Any, past: int, length: int) -> None:
+    """LengthError where a filled cache was read under another declared length, with other constants.
+
+    An empty cache is marked with this one.
+    """
+    built = length if past == 0 else getattr(cache, "declared_length", length)
+    if built != length:
+        raise LengthError(
+            f"the cache was filled under the declared length {built}, this call has {length}; begin with an "
+            "empty cache, or load the model with the whole length declared"
+        )
+    cache.declared_length = length
+
+
 class DeclaredLength:
     """What `declare` lays over a model's own class."""
 
@@ -52,9 +75,10 @@ class DeclaredLength:
     def _prepare_generated_length(self, *args: Any, **options: Any) -> Any:
         """transformers' own moment of knowing the whole length, before the first token is read."""
         prepared = super()._prepare_generated_length(*args, **options)  # type: ignore[misc]
+        total = prepared.max_length + embedded_prompt(**options)
         if self.declaration.length is None:
-            self._rebuild(max(prepared.max_length, self.declaration.original))
-        self.declaration.check(prepared.max_length)
+            self._rebuild(max(total, self.declaration.original))
+        self.declaration.check(total)
         return prepared
 
     def _rebuild(self, length: int | None) -> None:
@@ -78,9 +102,11 @@ def declare(model: Any, declaration: Declaration, cache_names: Sequence[str]) ->
 
     def check(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         ids = arguments[0] if arguments else options.get("input_ids")
-        caches = (options.get(name) for name in cache_names)
-        past = max((int(cache.get_seq_length()) for cache in caches if cache is not None), default=0)
+        given = [options[name] for name in cache_names if options.get(name) is not None]
+        past = max((int(cache.get_seq_length()) for cache in given), default=0)
         if ids is not None:
             module.declaration.check(past + ids.shape[-1])
+        for cache in given:
+            check_cache(cache, int(cache.get_seq_length()), module.declaration.limit)
 
     model.register_forward_pre_hook(check, with_kwargs=True)

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from pe_study import attention
 from pe_study.configuration import PEStudyConfig
+from pe_study.declared import check_cache, embedded_prompt
 from pe_study.encodings.base import At, Encoding, Rotary
 from pe_study.errors import LengthError
 from pe_study.kernels.scoring import Mask
@@ -198,6 +199,8 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
             cache = DynamicCache(config=self.config)
         past = 0 if cache is None else int(cache.get_seq_length())  # StaticCache counts in place
         self._check_length(past + x_BTD.shape[1])
+        if cache is not None and self.first_encoding.depends_on_length:
+            check_cache(cache, past, self.first_encoding.dims.resolved_length)
         if position_ids is not None and self.max_length is not None:
             self._check_positions(int(position_ids.max()) + 1)
         declared = self.config.length or self.config.train_length
@@ -239,9 +242,10 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> Any:
         """transformers' own moment of knowing the whole length, before the first token is read."""
         prepared = super()._prepare_generated_length(*args, **kwargs)
+        total = prepared.max_length + embedded_prompt(**kwargs)
         if self.config.length is None and self.first_encoding.depends_on_length:
-            self.declare(max(prepared.max_length, self.config.train_length))
-        self._check_length(prepared.max_length)
+            self.declare(max(total, self.config.train_length))
+        self._check_length(total)
         return prepared
 
     def _check_length(self, total: int) -> None:

@@ -73,7 +73,8 @@ def place(
         if past:
             raise ValueError("position_ids behind a cache must be those that follow from the attention mask")
         k_positions_BS = position_ids
-    consecutive = not (padded or moved) or _consecutive(k_positions_BS, segments)
+    plain = segment_ids is None and not (padded or moved)
+    consecutive = plain or _consecutive(k_positions_BS, segments)
     return At(0, k_positions_BS[:, past:], k_positions_BS, declared, consecutive), Mask(past, segments)
 
 

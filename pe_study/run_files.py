@@ -14,8 +14,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from pe_study import recipe as recipes
 from pe_study import kept, runs, snapshots, state
+from pe_study import recipe as recipes
 from pe_study.contexts import context_sizes
 from pe_study.engine import autocast_dtype, device_name, mask_kind, on_main, peak_memory_bytes
 from pe_study.errors import UsageError

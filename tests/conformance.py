@@ -5,6 +5,7 @@ Bounds on float32 logits are absolute, for logits of standard deviation about 1.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -239,6 +240,34 @@ def check_generate(variant: Variant, tmp_path: Path) -> None:
         assert torch.equal(together[row], cached[0, prompt.shape[1] :])
 
 
+def check_kernel_gradients(variant: Variant, tmp_path: Path) -> None:
+    """Every gradient of a training step is that of `eager`."""
+    found = {kernel: _gradients(variant.model(kernel=kernel).train()) for kernel in ("eager", "sdpa")}
+    torch.testing.assert_close(found["sdpa"], found["eager"], atol=2e-5, rtol=1e-3)
+
+
+def check_compiled(variant: Variant, tmp_path: Path) -> None:
+    """torch.compile: logits and gradients of the traced model are those of the plain one."""
+    model, ids = variant.model(), draw_ids(2, TRAIN_LENGTH)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # the compiler's own
+        compiled = torch.compile(model, backend="aot_eager")
+        assert_close(compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain, traced = _gradients(model.train()), _gradients(compiled)
+    torch._dynamo.reset()
+    torch.testing.assert_close(traced, plain, atol=2e-5, rtol=1e-3)
+
+
+def _gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    model.zero_grad()
+    ids = draw_ids(2, TRAIN_LENGTH)
+    model(ids, labels=ids, use_cache=False).loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {name.removeprefix("_orig_mod."): grad for name, grad in gradients.items()}
+
+
 def check_low_precision(variant: Variant, tmp_path: Path) -> None:
     """A model cast to bfloat16 is no farther from float32 in the chunked kernels than twice plain `eager`."""
     length = lengths(variant)[-1]
@@ -263,6 +292,8 @@ CHECKS: tuple[Callable[[Variant, Path], None], ...] = (
     check_save_and_load,
     check_max_length,
     check_kernels_agree,
+    check_kernel_gradients,
+    check_compiled,
     check_segments,
     check_generate,
     check_low_precision,

@@ -137,7 +137,7 @@ def test_alibi_looks_the_same_in_both_directions() -> None:
 )
 def test_t5_buckets(distance: int, expected: int) -> None:
     """case 29: without the upper clamp the index leaves the table when extrapolating."""
-    assert t5.bucket(torch.tensor(distance), 32, 128).item() == expected
+    assert t5.t5.bucket(torch.tensor(distance), 32, 128).item() == expected
 
 
 def test_t5_buckets_of_the_future() -> None:
@@ -255,8 +255,21 @@ def test_untrained_rows_are_counted() -> None:
     assert build("learned", beyond="clamp").untrained_rows(64) == 0
     assert [build("t5", max_distance=128).untrained_rows(n) for n in (16, 17, 64, 1000)] == [0, 1, 11, 16]
     assert build("shaw", clip=20).untrained_rows(64) == 5
+    assert build("shaw", clip=20, values=True).untrained_rows(64) == 10
     assert build("shaw", clip=4).untrained_rows(64) == 0
     assert build("rope").untrained_rows(10**6) == 0
+
+
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, "auto"), (32, 20), (8, "auto"), (32, 128)])
+@pytest.mark.parametrize("length", [16, 17, 18, 34, 64])
+def test_untrained_t5_rows_are_those_that_a_distance_reaches(
+    num_buckets: int, max_distance: int | str, length: int
+) -> None:
+    """Buckets that start at one edge leave all but one of them empty: nothing ever reads those."""
+    encoding = build("t5", num_buckets=num_buckets, max_distance=max_distance)
+    reached = t5.bucket(torch.arange(length), num_buckets, encoding.max_distance).unique()
+    trained = t5.bucket(torch.arange(16), num_buckets, encoding.max_distance).unique()
+    assert encoding.untrained_rows(length) == len(set(reached.tolist()) - set(trained.tolist()))
 
 
 def test_t5_scalars_learn_faster_where_the_learning_rate_is_small() -> None:

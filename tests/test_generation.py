@@ -102,3 +102,28 @@ def test_beams_reorder_the_cache() -> None:
     mask = torch.ones_like(prompt)
     cached = model.generate(prompt, attention_mask=mask, use_cache=True, **options)
     assert torch.equal(cached, model.generate(prompt, attention_mask=mask, use_cache=False, **options))
+
+
+@pytest.mark.parametrize("rescale", ["dynamic:2", "yarn:auto"])
+@torch.no_grad()
+def test_a_filled_cache_keeps_its_declared_length(rescale: str) -> None:
+    """case 19: a second generation declares another length, whose keys turn by another base."""
+    model, prompt = Variant("rope", rescale=rescale).model(), draw_ids(1, TRAIN_LENGTH)
+    options = {"max_new_tokens": 9, "do_sample": False, "return_dict_in_generate": True}
+    first = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+    with pytest.raises(LengthError, match="filled under the declared length"):
+        model.generate(first.sequences, **{CACHE_FIELD: first[CACHE_FIELD]}, **options)
+    model.declare(8 * TRAIN_LENGTH)
+    first = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+    again = model.generate(first.sequences, **{CACHE_FIELD: first[CACHE_FIELD]}, **options)
+    assert torch.equal(again.sequences, by_hand(model, prompt, 18))
+
+
+@torch.no_grad()
+def test_a_prompt_of_embeddings_counts() -> None:
+    """transformers leaves such a prompt out of the length that it prepares."""
+    model, prompt = Variant("rope", rescale="dynamic:2").model(), draw_ids(1, TRAIN_LENGTH + 5)
+    mask, options = torch.ones_like(prompt), {"max_new_tokens": 7, "do_sample": False}
+    plain = model.generate(prompt, attention_mask=mask, **options)
+    embedded = model.generate(inputs_embeds=model.embedding(prompt), attention_mask=mask, **options)
+    assert torch.equal(embedded, plain[:, prompt.shape[1] :])

@@ -71,4 +71,5 @@ class Shaw(Encoding):
 
     def untrained_rows(self, length: int) -> int:
         reached = math.floor((length - 1) / self.stretch)
-        return max(0, min(reached, self.clip) - (self.dims.train_length - 1))
+        tables = 1 if self.values is None else 2
+        return tables * max(0, min(reached, self.clip) - (self.dims.train_length - 1))

@@ -81,7 +81,7 @@ class T5(Encoding):
         return self.weight.float()[index].movedim(-1, 0)
 
     def untrained_rows(self, length: int) -> int:
-        edges = bucket_edges(self.num_buckets, self.max_distance)
+        edges = set(bucket_edges(self.num_buckets, self.max_distance))  # equal ones leave all but one empty
         return sum(self.dims.train_length <= edge and reach_of(edge, self.stretch) < length for edge in edges)
 
     def auto_lr_mult(self, lr_total: float) -> float:

@@ -12,16 +12,14 @@ Shape legend: B batch, H heads, T queries, S keys, K head width, C queries of a 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pe_study.kernels.scoring import Segments, masked_value, merge
+from pe_study.kernels.scoring import LOG2_E, Segments, masked_value, merge
 
-LOG2_E = math.log2(math.e)
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -183,15 +181,17 @@ class _ChunkedAttention(torch.autograd.Function):
         masks = _Masks(bias_HS, segments, layout)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         lse = q.new_empty(q.shape[:3], dtype=bias_HS.dtype)
+        lse2 = torch.empty_like(lse)
         for chunk in _chunks(q.shape[2], bias_HS.shape[1], layout):
-            parts = []
+            far = near = None
             if chunk.num_keys > layout.width:
-                parts.append(_far_forward(q, k, v, masks, chunk, layout))
+                far = _far_forward(q, k, v, masks, chunk, layout)
             if band is not None:
                 scores = _near_scores(q, k, band, masks, chunk, layout)
-                parts.append(_near_forward(scores, v[:, :, chunk.near(layout.width)]))
-            out[:, :, chunk.queries], lse[:, :, chunk.queries] = merge(parts)
-        ctx.save_for_backward(q, k, v, bias_HS, band, out, lse)
+                near = _near_forward(scores, v[:, :, chunk.near(layout.width)])
+            rows = chunk.queries
+            out[:, :, rows], lse[:, :, rows], lse2[:, :, rows] = merge(far, near)
+        ctx.save_for_backward(q, k, v, bias_HS, band, out, lse, lse2)
         ctx.segments, ctx.layout = segments, layout
         ctx.mark_non_differentiable(lse)
         return out, lse
@@ -199,7 +199,7 @@ class _ChunkedAttention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias_HS, band, out, lse = ctx.saved_tensors
+        q, k, v, bias_HS, band, out, lse, lse2 = ctx.saved_tensors
         layout, masks = ctx.layout, _Masks(bias_HS, ctx.segments, ctx.layout)
         grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         grad_band = None if band is None else torch.zeros_like(band)
@@ -211,21 +211,20 @@ class _ChunkedAttention(torch.autograd.Function):
             if band is not None and grad_band is not None:
                 rows = chunk.queries
                 scores = _near_scores(q, k, band, masks, chunk, layout)
-                # A query with nothing to see has no weights: the rounding of its logsumexp is past exp2.
-                seen = lse[:, :, rows, None] > masks.hidden / 2
-                weights = scores.sub_(torch.where(seen, lse[:, :, rows, None], 0.0), alpha=LOG2_E).exp2_()
+                # No weight is above 1, whatever the rounding of a huge score.
+                weights = scores.sub_(lse2[:, :, rows, None]).clamp_(max=0).exp2_()
                 grad_scores = _near_backward(grads, grad_out, (q, k, v, out), weights, chunk, layout)
                 _add_reduced(_band_of(grad_band, chunk), _diagonals(grad_scores, layout.width))
         return grad_q, grad_k, grad_v, None, grad_band, None, None
 
 
 def _near_forward(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores over ln 2 (overwritten) and the block's values -> its softmax-weighted mean, its logsumexp."""
+    """Scores over ln 2 (overwritten) and the block's values -> its softmax-weighted mean, its logsumexp over
+    ln 2."""
     top = scores.amax(-1, keepdim=True)
     weights = scores.sub_(top).exp2_()
     total = weights.sum(-1, keepdim=True)
-    lse = total.log().add_(top, alpha=1 / LOG2_E).squeeze(-1)
-    return (weights.to(v.dtype) @ v).div_(total), lse
+    return (weights.to(v.dtype) @ v).div_(total), total.log2().add_(top).squeeze(-1)
 
 
 def _far_forward(

@@ -5,6 +5,7 @@ Shape legend: B batch, H query heads, G key heads, T queries, S keys, K head wid
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pe_study.encodings.base import At, Encoding, ScoreMod, position_at
 
+LOG2_E = math.log2(math.e)
 Result = tuple[Tensor, Tensor | None]
 """(out (B,H,T,K), logsumexp (B,H,T) or None where a kernel does not tell)."""
 
@@ -90,6 +92,16 @@ def allowed(mask: Mask, b: Tensor, t: Tensor, s: Tensor) -> Tensor:
     return seen
 
 
+def blind(mask: Mask, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
+    """Which queries see no key, bool (B, T), as padding before a row does. None: every query sees one."""
+    if mask.segments is None:
+        return None
+    own = mask.segments.k_BS[:, mask.offset : mask.offset + num_queries] == mask.segments.q_BT
+    if bool(own.all()):
+        return None
+    return keys_seen(mask, num_queries, num_keys, device) == 0
+
+
 def keys_seen(mask: Mask, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
     """How many keys each query sees, int64 (B or 1, T)."""
     rows = torch.arange(num_queries, device=device)
@@ -115,14 +127,23 @@ def tempered(q_BHTK: Tensor, num_keys: int, scoring: Scoring) -> tuple[Tensor, S
     return q_BHTK * factor_BT[:, None, :, None].to(q_BHTK.dtype), scoring
 
 
-def merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Softmax parts (out, logsumexp) over disjoint keys -> the whole."""
-    if len(parts) == 1:
-        return parts[0]
-    (far, far_lse), (near, near_lse) = parts
-    lse = torch.logaddexp(far_lse, near_lse)
-    share = (far_lse - lse).exp_().to(far.dtype)[..., None]
-    return torch.lerp(near, far, share), lse
+def merge(
+    far: tuple[Tensor, Tensor] | None, near: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Softmax parts over disjoint keys -> (out, logsumexp, logsumexp over ln 2) of the whole.
+
+    `far` is (out, logsumexp), `near` (out, logsumexp over ln 2). Where one part alone counts, its own number
+    is kept as it is: a change of base rounds in proportion to it.
+    """
+    if near is None:
+        assert far is not None
+        return *far, far[1] * LOG2_E
+    if far is None:
+        return near[0], near[1] / LOG2_E, near[1]
+    far_lse2 = far[1] * LOG2_E
+    lse, lse2 = torch.logaddexp(far[1], near[1] / LOG2_E), torch.logaddexp2(far_lse2, near[1])
+    share = (far_lse2 - lse2).exp2_().to(far[0].dtype)[..., None]
+    return torch.lerp(near[0], far[0], share), lse, lse2
 
 
 def repeat_heads(x_BGSK: Tensor, num_heads: int) -> Tensor:

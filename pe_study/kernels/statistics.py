@@ -18,9 +18,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pe_study.kernels.scoring import masked_value
+from pe_study.kernels.scoring import LOG2_E, masked_value
 
-LOG2_E = math.log2(math.e)
 BLOCK = 1 << 20
 """Scores held at once."""
 DENSE = 128
