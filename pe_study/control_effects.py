@@ -40,7 +40,8 @@ def effects(rows: pd.DataFrame, controls: pd.DataFrame, protocol: str) -> list[E
         sides = [read_losses(side[side["length"] == length]) for side in (part, plain)]
         if not sides[0].num_seeds or sides[0].num_seeds != sides[1].num_seeds:
             continue
-        _, left, right = np.intersect1d(*(side.documents for side in sides), return_indices=True)
+        documents = [np.asarray(side.documents) for side in sides]
+        _, left, right = np.intersect1d(documents[0], documents[1], return_indices=True)
         difference_SD = sides[0].value_SD[length][:, left] - sides[1].value_SD[length][:, right]
         interval = own_interval(difference_SD, sides[0].weight_D[left])
         found.append(Effect(str(study), str(label), str(control), length, interval, sides[0].num_seeds))

@@ -62,9 +62,7 @@ def test_a_process_that_is_killed_takes_no_other_run_with_it(
         )
     assert "alibi-s0: stopped" in caplog.text, "every run that did not finish is named"
     seen = {run.run_id: (tmp_path / run.run_id).read_text() for run in recipe.runs()}
-    assert len(seen) == 4, (
-        "all were begun, one of them by a process in the place of the dead one"
-    )
+    assert len(seen) == 4, "all were begun, one of them by a process in the place of the dead one"
     assert set(seen.values()) == {"6", "GPU-8a1f"}
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "6,GPU-8a1f"
 

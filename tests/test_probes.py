@@ -83,9 +83,7 @@ def test_diagnostics_lie_beside_the_results(results) -> None:
     assert (beyond.reindex(far.index) - far).abs().max() < 1e-5
 
 
-def test_finished_probes_are_kept_and_plain_cells_keep_their_keys(
-    results, study, monkeypatch
-) -> None:
+def test_finished_probes_are_kept_and_plain_cells_keep_their_keys(results, study, monkeypatch) -> None:
     before = rows.read_rows(results, rows.DIAGNOSTICS)
     monkeypatch.setattr(diagnostics, "collect", lambda *_: pytest.fail("measured again"))
     monkeypatch.setattr(evaluation, "measure_together", lambda *_: pytest.fail("measured again"))
