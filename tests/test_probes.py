@@ -75,7 +75,7 @@ def test_diagnostics_lie_beside_the_results(results) -> None:
     assert set(whole["layer"]) == {0, 1} and set(whole["head"]) == {0, 1, 2, 3}
     assert whole["max_logit"].notna().all() and whole["mass_beyond"].between(0, 1).all()
     assert (whole[whole["position_hi"] <= 16]["mass_beyond"] == 0).all()
-    assert whole["entropy_ratio"].isna().equals(whole["position_lo"] == 1)
+    assert (whole["entropy_ratio"].isna() == (whole["position_lo"] == 1)).all()
     mass = frame[frame["distance_lo"].notna()].groupby(places)["mass"].sum()
     assert len(mass) == len(whole) and (mass - 1).abs().max() < 1e-5
     far = frame[frame["distance_lo"] >= 16].groupby(places)["mass"].sum()

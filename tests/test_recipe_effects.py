@@ -54,6 +54,7 @@ KEEPS_WEIGHTS = {
     "train.eval_every": "2",
     "train.snapshot_every": "2",
     "train.keep_snapshots": "1",
+    "train.keep_at": "[0.5]",
     "train.log_with": "[tensorboard]",
     "data.corpus": "another folder",
     "data.text_field": "body",

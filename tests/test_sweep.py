@@ -54,12 +54,14 @@ def test_executors_run_all_and_report_failures(tmp_path: Path, executor: str) ->
         submit([command(75), command(0)], tmp_path, executor=executor)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit leaves logs open
 def test_a_training_that_was_killed_wants_to_be_started_again(tmp_path: Path) -> None:
     killed = {"run_id": "killed", "argv": [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]}
     with pytest.raises(Interrupted, match=r"killed \(SIGKILL \(out of memory, or stopped from outside\)\)"):
         submit([killed], tmp_path, executor="debug")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit leaves logs open
 def test_local_runs_get_a_gpu_each_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """submitit's local executor hides every GPU that it was not told of."""
     monkeypatch.setattr("pe_study.sweep.visible_gpus", lambda: ["3", "GPU-8a1f"])

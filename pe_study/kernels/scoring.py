@@ -115,7 +115,7 @@ def keys_seen(mask: Mask, num_queries: int, num_keys: int, device: torch.device)
 def tempered(q_BHTK: Tensor, num_keys: int, scoring: Scoring) -> tuple[Tensor, Scoring]:
     """Queries and scoring of an encoding that multiplies scores: without a bias the queries carry it."""
     encoding, memo = scoring.encoding, scoring.at.memo
-    if not encoding.rescale.logn:
+    if not encoding.rescale.logn or num_keys <= encoding.dims.train_length:  # up to there the factor is 1
         return q_BHTK, scoring
     if "score_factor" not in memo:
         seen_BT = keys_seen(scoring.mask, q_BHTK.shape[2], num_keys, q_BHTK.device)
