@@ -105,6 +105,8 @@ def _groups(workloads: list[Workload]) -> list[list[Workload]]:
 
 
 def _measure(group: list[Workload], rounds: int) -> list[dict[str, Any]]:
+    from pe_study.model import PEStudyForCausalLM
+
     models = [build(workload) for workload in group]
     steps = [step_of(workload, model) for workload, model in zip(group, models, strict=True)]
     for step in steps:
@@ -124,7 +126,7 @@ def _measure(group: list[Workload], rounds: int) -> list[dict[str, Any]]:
             "peer": workload.is_peer,
             "phase": workload.phase,
             "length": workload.length,
-            "kernel": workload.kernel,
+            "kernel": model.resolved_kernel() if isinstance(model, PEStudyForCausalLM) else workload.kernel,
             "dtype": workload.dtype,
             "device": workload.device,
             "num_tokens": workload.num_tokens,

@@ -52,6 +52,16 @@ class PEStudyConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
 
+    def validate_heads(self) -> None:
+        """As transformers checks a configuration: refused before anything is built."""
+        if min(self.num_heads, self.num_kv_heads) < 1 or self.d_model % self.num_heads:
+            raise ValueError(f"num_heads {self.num_heads} must divide d_model {self.d_model}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads {self.num_kv_heads} must divide num_heads {self.num_heads}")
+        if self.encoding is not None and "name" not in self.encoding:
+            accepted = ", ".join(encodings.available())
+            raise ValueError(f"encoding {self.encoding} has no name; accepted: {accepted}")
+
     @property
     def head_dim(self) -> int:
         return self.d_model // self.num_heads

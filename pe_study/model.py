@@ -26,7 +26,7 @@ from pe_study.encodings.base import At, Encoding, Rotary
 from pe_study.errors import LengthError
 from pe_study.kernels.scoring import Mask
 from pe_study.layers import Layer, RMSNorm
-from pe_study.placing import Controls, place
+from pe_study.placing import Controls, check_positions, place
 
 __all__ = ["CACHE_FIELD", "PEStudyConfig", "PEStudyForCausalLM", "next_token_loss"]
 
@@ -205,6 +205,9 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
             self._check_positions(int(position_ids.max()) + 1)
         declared = self.config.length or self.config.train_length
         at, mask = place(x_BTD, past, declared, attention_mask, position_ids, segment_ids)
+        if cache is not None:
+            usual, _ = place(x_BTD, past, declared, attention_mask, None, segment_ids)
+            check_positions(cache, past, bool((at.k_positions_BS == usual.k_positions_BS).all()))
         hidden_BTD = self._run_layers(x_BTD, *self.controls.apply(at, mask), cache)
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(self.norm(hidden_BTD[:, rows]))
@@ -238,6 +241,11 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
         finally:
             if self.config.length != declared:
                 self.declare(declared)
+
+    @staticmethod
+    def create_masks_for_generate(*, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+        """The mask as (B, S), also for preallocated caches, where transformers would expand it."""
+        return attention_mask
 
     def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> Any:
         """transformers' own moment of knowing the whole length, before the first token is read."""

@@ -54,6 +54,8 @@ def place(
     length = x_BTD.shape[1]
     if segment_ids is not None and past:
         raise ValueError("segment_ids (packed documents) cannot be continued through a cache")
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise ValueError(f"attention_mask has {attention_mask.ndim} dimensions; accepted: (batch, tokens)")
     if attention_mask is not None and attention_mask.shape[-1] != past + length:
         raise ValueError(
             f"attention_mask covers {attention_mask.shape[-1]} tokens, cache and input hold {past + length}"
@@ -76,6 +78,18 @@ def place(
     plain = segment_ids is None and not (padded or moved)
     consecutive = plain or _consecutive(k_positions_BS, segments)
     return At(0, k_positions_BS[:, past:], k_positions_BS, declared, consecutive), Mask(past, segments)
+
+
+def check_positions(cache: Any, past: int, follow: bool) -> None:
+    """ValueError where a cache was begun with positions that its order and padding do not give (`follow`):
+    what continues it could not know them. An empty cache is marked."""
+    if past == 0:
+        cache.positions_follow = follow
+    elif not getattr(cache, "positions_follow", True):
+        raise ValueError(
+            "the cache was begun with position_ids of its own and cannot be continued; "
+            "read the whole sequence at once, with use_cache=False"
+        )
 
 
 def _restart(positions_BT: Tensor, segment_ids_BT: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ def test_alibi_looks_the_same_in_both_directions() -> None:
 )
 def test_t5_buckets(distance: int, expected: int) -> None:
     """case 29: without the upper clamp the index leaves the table when extrapolating."""
-    assert t5.t5.bucket(torch.tensor(distance), 32, 128).item() == expected
+    assert t5.bucket(torch.tensor(distance), 32, 128).item() == expected
 
 
 def test_t5_buckets_of_the_future() -> None:

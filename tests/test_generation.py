@@ -127,3 +127,21 @@ def test_a_prompt_of_embeddings_counts() -> None:
     plain = model.generate(prompt, attention_mask=mask, **options)
     embedded = model.generate(inputs_embeds=model.embedding(prompt), attention_mask=mask, **options)
     assert torch.equal(embedded, plain[:, prompt.shape[1] :])
+
+
+@torch.no_grad()
+def test_a_preallocated_cache_generates_alike() -> None:
+    """transformers would hand its mask over expanded to four dimensions."""
+    model, prompt = Variant("rope").model(length=4 * TRAIN_LENGTH), draw_ids(1, TRAIN_LENGTH)
+    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 8, "do_sample": False}
+    static = model.generate(prompt, cache_implementation="static", disable_compile=True, **options)
+    assert torch.equal(static, model.generate(prompt, **options))
+
+
+@torch.no_grad()
+def test_a_cache_begun_elsewhere_is_not_continued() -> None:
+    """Positions that order and padding do not give are nothing that a later call could know."""
+    model, ids = Variant("sinusoidal").model(length=64), draw_ids(1, 12)
+    begun = model(ids[:, :8], position_ids=torch.arange(50, 58)[None], use_cache=True)
+    with pytest.raises(ValueError, match="position_ids of its own"):
+        model(ids[:, 8:], **{CACHE_FIELD: begun[CACHE_FIELD]})

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaForCausalLM, T5Config
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaForCausalLM, MptConfig, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.gpt2.modeling_gpt2 import GPT2Model
-from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 from variants import TRAIN_LENGTH, VOCABULARY, Variant, all_rescaled, draw_ids, in_pieces
 
@@ -193,6 +193,29 @@ def build(name: str, heads: int, **options: Any) -> Encoding:
         train_length=64,
         **options,
     )
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8, 12, 128])
+@torch.no_grad()
+def test_alibi_outputs_of_mpt(heads: int) -> None:
+    """case 27: MPT's attention on its own weights; its heads have our slopes in another order."""
+    length, width = 20, 8
+    config = MptConfig(d_model=heads * width, n_heads=heads, n_layers=1, max_seq_len=length)
+    module = MptAttention(config, layer_idx=0).eval()
+    hidden = torch.randn(2, length, heads * width, generator=torch.Generator().manual_seed(5))
+    bias = build_mpt_alibi_tensor(heads, length)
+    hide = torch.ones(length, length, dtype=torch.bool).triu(1).expand(2, 1, length, length)
+    expected = module(hidden, position_bias=bias, attention_mask=hide)[0]
+    qkv = [x.view(2, length, heads, width).transpose(1, 2) for x in module.Wqkv(hidden).chunk(3, dim=-1)]
+    ours, theirs_ = alibi.slopes(heads).argsort(), (-bias[:, 0, -2]).argsort()
+    q, k, v = (torch.empty_like(x).index_copy(1, ours, x[:, theirs_]) for x in qkv)
+    positions = torch.arange(length)[None]
+    place = Scoring(build("alibi", heads), At(0, positions, positions, length), q, width**-0.5, Mask())
+    for kernel in ("eager", "sdpa"):
+        out, _ = attention.attend(q, k, v, place, kernel)
+        found = torch.empty_like(out).index_copy(1, theirs_, out[:, ours])
+        found = module.out_proj(found.transpose(1, 2).reshape(2, length, -1))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("heads", range(1, 129))

@@ -27,7 +27,7 @@ class RoPE(Encoding):
         super().__init__(dims)
         self.base, self.fraction = base, fraction
         self.rotary_dim = int(dims.head_dim * fraction)
-        if base <= 1 or self.rotary_dim < 2 or self.rotary_dim % 2 or fraction > 1:
+        if not base > 1 or self.rotary_dim < 2 or self.rotary_dim % 2 or fraction > 1:
             raise ValueError(
                 f"rope needs base > 1 and an even rotary width from 2 to the head's {dims.head_dim}, "
                 f"found base {base:g}, fraction {fraction:g} (width {self.rotary_dim})"
