@@ -316,7 +316,7 @@ def test_a_checkpoint_of_unknown_training_length_is_a_page(tmp_path: Path) -> No
     page = report.build([checkpoint(tmp_path, "one")], tmp_path / "out", formats=())
     text = page.read_text(encoding="utf-8")
     assert "training length not known" in text
-    assert "No series has a number at its training length" in text
+    assert "No series has two documents or more at its training length" in text
     assert not re.search(r"trained at (?!length L)|>-1<|length -1", text)
 
 
