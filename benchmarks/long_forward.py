@@ -6,8 +6,8 @@ Each measurement is a process of its own, since a process's peak memory never fa
 batch 1, float32, no cache, logits of the last token alone. Prints a line of JSON each, with
 seconds (the fastest of the repeats) and the peak above what the process held before the pass.
 
-Two CPU cores, 32768 tokens (29 November 2026): rope 16.0 s and 278 MB (73 MB at 8192), alibi 1.10 and t5 1.09 times
-as long with 286 and 260 MB; shaw, earlier the same day, 1.48 times as long.
+Two CPU cores, 32768 tokens (29 November 2026): rope 16.0 s and 278 MB (73 MB at 8192), alibi 1.10 and t5
+1.09 times as long with 286 and 260 MB; shaw, earlier the same day, 1.48 times as long.
 """
 
 from __future__ import annotations

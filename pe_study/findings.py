@@ -21,8 +21,8 @@ def findings(found: Sequence[Verdict], curves: pd.DataFrame) -> list[str]:
     plain = [verdict for verdict in found if verdict.rescale == "none"]
     if not plain:
         return [
-            "No series has two documents or more at its training length, so no interval tells what happens "
-            "past it."
+            "No series has two documents or more at its training length, "
+            "so nothing is said about what happens past it."
         ]
     said = [_scope(plain), *_holding(plain), *_failing(plain), *_unsettled(plain), *_unable(plain)]
     said += _at_training_length(plain, curves)
