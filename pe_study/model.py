@@ -206,8 +206,11 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
         declared = self.config.length or self.config.train_length
         at, mask = place(x_BTD, past, declared, attention_mask, position_ids, segment_ids)
         if cache is not None:
-            usual, _ = place(x_BTD, past, declared, attention_mask, None, segment_ids)
-            check_positions(cache, past, bool((at.k_positions_BS == usual.k_positions_BS).all()))
+            follow = True
+            if position_ids is not None and past == 0:
+                usual, _ = place(x_BTD, past, declared, attention_mask, None, segment_ids)
+                follow = bool((at.k_positions_BS == usual.k_positions_BS).all())
+            check_positions(cache, past, follow)
         hidden_BTD = self._run_layers(x_BTD, *self.controls.apply(at, mask), cache)
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(self.norm(hidden_BTD[:, rows]))

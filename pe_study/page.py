@@ -149,7 +149,7 @@ def _facts(studies: Sequence[Study], rows: pd.DataFrame) -> list[tuple[str, str]
 
 def _documents(studies: Sequence[Study], rows: pd.DataFrame) -> str:
     used = rows.loc[rows["num_tokens"] > 0].groupby("study", observed=True)["document"].nunique().max()
-    notes = [ev.notes.get("documents") for study in studies for ev in study.evaluations]
+    notes = [ev.notes.get("documents") for ev in _evaluations(studies)]
     totals = {note["total"] for note in notes if isinstance(note, Mapping) and note.get("total")}
     return ("none" if math.isnan(used) else f"{used:,}") + (
         f" of {max(totals):,}" if len(totals) == 1 else ""

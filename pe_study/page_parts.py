@@ -12,7 +12,7 @@ from pe_study.comparisons import Comparison, Decomposition
 from pe_study.drawing import Figure
 from pe_study.page_tables import Table
 from pe_study.palette import Look
-from pe_study.studies import Study
+from pe_study.studies import Evaluation, Study
 from pe_study.verdicts import Verdict
 from pe_study.view import View
 
@@ -57,6 +57,15 @@ class Material:
     verdicts: Sequence[Verdict]
     comparisons: Sequence[Comparison]
     decompositions: Sequence[Decomposition]
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        return [evaluation for study in self.studies for evaluation in study.evaluations]
+
+    def combinations(self) -> list[tuple[str, str, bool]]:
+        """(metric, protocol, whether it shows first)."""
+        first = (self.metric, self.protocol)
+        return [(m, p, (m, p) == first) for p in self.protocols for m in self.metrics]
 
     def wants(self, figure: str) -> bool:
         return figure in self.view.figures

@@ -48,18 +48,12 @@ def sections(material: Material) -> list[Section]:
     return [section for section in made if section.figures or section.tables]
 
 
-def _combinations(material: Material) -> list[tuple[str, str, bool]]:
-    """(metric, protocol, whether it shows first)."""
-    first = (material.metric, material.protocol)
-    return [(m, p, (m, p) == first) for p in material.protocols for m in material.metrics]
-
-
 def _length(material: Material) -> Section:
     section = Section("length", "Loss against length")
-    evaluations = [ev for study in material.studies for ev in study.evaluations]
-    sentence = cache_sentence([cost for ev in evaluations for cost in ev.notes.get("cache_costs") or []])
+    costs = [cost for ev in material.evaluations for cost in ev.notes.get("cache_costs") or []]
+    sentence = cache_sentence(costs)
     section.notes += [sentence] if sentence else []
-    for metric, protocol, chosen in _combinations(material):
+    for metric, protocol, chosen in material.combinations():
         if material.wants("length"):
             figure = plots.length_figure(material.curves, metric, protocol, material.looks)
             section.add(figure, metric, protocol, chosen)
@@ -125,12 +119,7 @@ def _rescale(material: Material) -> Section:
     rescaled = material.curves[~material.curves["rescale"].isin(["none", tables.TRUNCATION])]
     if not material.wants("rescale") or rescaled.empty:
         return section
-    notes = [
-        note
-        for study in material.studies
-        for ev in study.evaluations
-        for note in ev.notes.get("rescales") or []
-    ]
+    notes = [note for ev in material.evaluations for note in ev.notes.get("rescales") or []]
     sentence = yarn_sentence(notes)
     section.notes += [sentence] if sentence else []
     for label in dict.fromkeys(rescaled["label"].astype(str)):
@@ -143,9 +132,7 @@ def _rescale(material: Material) -> Section:
 
 def _retrieval(material: Material) -> Section:
     section = Section("retrieval", "Retrieval")
-    found = [
-        ev.retrieval for study in material.studies for ev in study.evaluations if ev.retrieval is not None
-    ]
+    found = [ev.retrieval for ev in material.evaluations if ev.retrieval is not None]
     if not material.wants("retrieval") or not found:
         return section
     rows = answers.plain(pd.concat(found, ignore_index=True))

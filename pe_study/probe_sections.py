@@ -12,12 +12,7 @@ from pe_study.rows import DIAGNOSTICS, read_rows
 def controls(material: Material) -> Section:
     """The length figure again, with a line a control."""
     section = Section("controls", "Controls")
-    found = [
-        ev.controls.assign(plan=ev.plan)
-        for study in material.studies
-        for ev in study.evaluations
-        if ev.controls is not None
-    ]
+    found = [ev.controls.assign(plan=ev.plan) for ev in material.evaluations if ev.controls is not None]
     if not found or not material.wants("controls"):
         return section
     rows = pd.concat(found, ignore_index=True)
@@ -26,11 +21,9 @@ def controls(material: Material) -> Section:
     )
     curves = control_figures.control_curves(material.curves, rows)
     for study in dict.fromkeys(curves.loc[curves["control"] != "none", "study"].astype(str)):
-        for metric in material.metrics:
-            for protocol in material.protocols:
-                figure = control_figures.control_figure(curves, metric, protocol, study)
-                first = (metric, protocol) == (material.metric, material.protocol)
-                section.add(figure, metric, protocol, first)
+        for metric, protocol, chosen in material.combinations():
+            figure = control_figures.control_figure(curves, metric, protocol, study)
+            section.add(figure, metric, protocol, chosen)
     return section
 
 
@@ -38,19 +31,14 @@ def over_training(material: Material) -> Section:
     """Losses of snapshots against tokens and device-hours."""
     section = Section("over-training", "Over training")
     found = [
-        ev.over_training.assign(plan=ev.plan)
-        for study in material.studies
-        for ev in study.evaluations
-        if ev.over_training is not None
+        ev.over_training.assign(plan=ev.plan) for ev in material.evaluations if ev.over_training is not None
     ]
     if not found or not material.wants("over_training"):
         return section
     curves = control_figures.training_curves(pd.concat(found, ignore_index=True))
-    for metric in material.metrics:
-        for protocol in material.protocols:
-            figure = control_figures.over_training_figure(curves, metric, protocol, material.looks)
-            first = (metric, protocol) == (material.metric, material.protocol)
-            section.add(figure, metric, protocol, first)
+    for metric, protocol, chosen in material.combinations():
+        figure = control_figures.over_training_figure(curves, metric, protocol, material.looks)
+        section.add(figure, metric, protocol, chosen)
     return section
 
 
