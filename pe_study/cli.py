@@ -126,7 +126,7 @@ def _evaluate(
     """
     failures: list[PEStudyError] = []
     for target in targets:
-        folder = output / Path(target).name if output and len(targets) > 1 else output
+        folder = output / _folder_name(target, targets) if output and len(targets) > 1 else output
         try:
             _evaluate_one(target, plan_path, overrides, runs, output=folder, **choices)
         except PEStudyError as error:
@@ -137,6 +137,14 @@ def _evaluate(
         raise type(failures[0])(f"{len(failures)} of {len(targets)} targets failed")
     if failures:
         raise failures[0]
+
+
+def _folder_name(target: str, targets: Sequence[str]) -> str:
+    """The last part of a target's name, the whole of it where another target ends alike."""
+    from pe_study.evaluators.subjects import slug
+
+    alike = {other for other in targets if Path(other).name == Path(target).name}
+    return Path(target).name if len(alike) == 1 else slug(target)
 
 
 def _evaluate_one(

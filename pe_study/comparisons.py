@@ -150,11 +150,11 @@ class Decomposition:
 def decompose(rows: pd.DataFrame) -> list[Decomposition]:
     """Every unrescaled series that ran both protocols, at every length past the training length."""
     plain = rows[rows["rescale"] == "none"]
-    windowed = LATE if (plain["protocol"] == LATE).any() else "nonoverlapping"
     keys = [name for name in FAMILY if name != "protocol"] + ["label"]
     found = []
-    both = plain[plain["protocol"].isin([windowed, "exact-context"])]
+    both = plain[plain["protocol"].isin([LATE, "nonoverlapping", "exact-context"])]
     for _, part in both.groupby(keys, dropna=False, observed=True, sort=False):
+        windowed = LATE if (part["protocol"] == LATE).any() else "nonoverlapping"
         sides = [read_losses(part[part["protocol"] == name]) for name in (windowed, "exact-context")]
         start = int(part["train_length"].iloc[0])
         names = (str(part["study"].iloc[0]), str(part["label"].iloc[0]))

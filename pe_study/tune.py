@@ -20,6 +20,7 @@ from pe_study.run_files import NON_FINITE
 from pe_study.schedules import total_learning_rate
 from pe_study.sections import EncodingSpec, TrainSpec
 from pe_study.stopping import StopRequest
+from pe_study.terminal import is_main_process
 from pe_study.train import train_study
 
 FACTORS = (0.5, 1.0, 2.0)
@@ -54,8 +55,9 @@ def tune(
         last = todo
     result = _result(recipe, grid, root)
     folder = root / tuning.FOLDER
-    write_json(folder / tuning.RESULT, result)
-    write_text(folder / tuning.TABLE, tuning.markdown(result))
+    if is_main_process():
+        write_json(folder / tuning.RESULT, result)
+        write_text(folder / tuning.TABLE, tuning.markdown(result))
     return result
 
 

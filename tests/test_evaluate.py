@@ -12,10 +12,11 @@ import torch
 from tiny import tiny_recipe
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from pe_study import rows
+from pe_study import cli, comparisons, rows, tables
 from pe_study.errors import CheckpointError, DataError, PlanError, RescaleError, UsageError
 from pe_study.evaluators import evaluation
 from pe_study.evaluators.study import default_folder, default_plan, evaluate
+from pe_study.evaluators.windows import LATE
 from pe_study.plan import Plan, load_plan
 from pe_study.tokenization import byte_tokenizer
 from pe_study.train import train_study
@@ -28,6 +29,7 @@ PLAN = {
     "num_documents": 3,
     "truncation": False,
 }
+SIZES = (("a", 16), ("b", 32))
 
 
 def plan_of(**changes) -> Plan:
@@ -141,6 +143,30 @@ def test_truncation_reads_the_same_targets_with_training_length_context(study, t
             assert cut.loc[(document, low), "nll_sum"] == pytest.approx(own.loc[(document, low), "nll_sum"])
 
 
+def test_both_parts_of_a_change_are_over_one_index_range(study, tmp_path):
+    """What nonoverlapping lost past the longest length is measured where exact-context draws its targets."""
+    plan = plan_of(
+        lengths=["1x", "4x"],
+        protocols=["nonoverlapping", {"name": "exact-context", "num_targets": 10_000}],
+        rescales=["none", "linear:auto"],
+    )
+    evaluate("tiny", plan, runs_root=study, output=tmp_path, only={"encoding": "rope"})
+    frame = rows.read_rows(tmp_path)
+    late = frame[frame["protocol"] == LATE]
+    assert set(late["rescale"]) == {"none"} and set(late["length"]) == {16, 64}
+    counts = frame[frame["rescale"] == "none"].groupby(["protocol", "length", "document"])["num_tokens"].sum()
+    for length in (16, 64):
+        assert counts[LATE, length].to_dict() == counts["exact-context", length].to_dict()
+    [one] = comparisons.decompose(tables.prepare(frame.assign(plan="test")))
+    assert one.same_range
+    at = {
+        (name, length): part["nll_sum"].sum() / part["num_tokens"].sum()
+        for (name, length), part in frame[frame["rescale"] == "none"].groupby(["protocol", "length"])
+    }
+    assert one.total.estimate == pytest.approx(at[LATE, 64] - at[LATE, 16])
+    assert one.context.estimate == pytest.approx(at["exact-context", 64] - at["exact-context", 16])
+
+
 def llama_folder(folder: Path, **changes) -> Path:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -168,6 +194,24 @@ def test_a_checkpoint_runs_the_same_plan(tmp_path, text):
     assert set(frame["model"]) == {source}
     assert set(frame["train_length"]) == {32}
     assert set(frame["length"]) == {32, 64, 128}
+
+
+def test_targets_that_end_alike_get_a_folder_each(tmp_path, text):
+    """One must not write over the rows of the other."""
+    sources = [str(llama_folder(tmp_path / name / "final", intermediate_size=size)) for name, size in SIZES]
+    flags = [
+        "--corpus",
+        str(text),
+        "--lengths",
+        "16",
+        "--num-documents",
+        "1",
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    assert cli.main(["eval", *sources, *flags]) == 0
+    written = [rows.read_rows(path.parent) for path in sorted((tmp_path / "out").glob("*/results.parquet"))]
+    assert [set(frame["model"]) for frame in written] == [{source} for source in sources]
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,19 @@ def test_fixed_target_anchors_have_the_longest_context_and_never_overlap():
         assert (num_tokens - 1 in anchors) == (num_tokens > 32)
 
 
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("length", [16, 20, 64])
+def test_the_late_part_of_nonoverlapping_is_what_exact_context_draws_from(length, bos):
+    """The same windows and contexts as `nonoverlapping`, and the targets of one index range."""
+    cut = Cut(201, length, longest=64, bos=bos)
+    late = scored(windows.protocol(windows.LATE).plan(cut))
+    every = scored(windows.protocol("nonoverlapping").plan(cut))
+    drawn = windows.protocol("exact-context", num_targets=1000).plan(cut)
+    assert [target for target, _ in late] == (drawn.stop - 1).tolist()
+    assert late == every[-len(late) :]
+    assert len(late) == cut.num_tokens - 64
+
+
 def test_a_document_without_targets_has_no_window():
     for name, options in {"nonoverlapping": {}, "sliding": {"stride": 2}, "prefix": {}}.items():
         assert windows.protocol(name, **options).plan(Cut(0, 8, 8)).num_targets == 0

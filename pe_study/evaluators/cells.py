@@ -91,12 +91,11 @@ class CellStore:
 def setting(key: Mapping[str, Any]) -> Setting:
     """The setting of the cell that `key` names."""
     protocol = key["protocol"]
-    sampled = protocol["num_targets"] is not None
     draw = tuple(protocol[part] for part in ("num_targets", "anchors", "seed"))
     return Setting(
         (str(key["text"]), str(key["dtype"]), str(key["kernel"]), int(key["version"])),
         str(protocol["name"]),
-        (key["longest"], *draw) if sampled else None,
+        (key["longest"], *draw) if key["longest"] is not None else None,
         (
             key["fingerprint"],
             key["identity"]["run"],

@@ -91,6 +91,10 @@ class Evaluation:
             together.sort(key=lambda pair: protocols.index(pair[0]))
             alone = [pair for pair in every if pair not in together]
             yield from (Cell(rescale, length, p, control) for p, length in together + alone)
+            if rescale == "none" and control == NO_CONTROL:
+                yield from (
+                    Cell(rescale, length, windows.protocol(windows.LATE)) for length in self._decomposed
+                )
         if self.plan.truncation and self.subject.train_length is not None:
             longer = [length for length in self.lengths if length > self.subject.train_length]
             yield from (Cell(TRUNCATION, length, p) for p in protocols for length in longer)
@@ -98,6 +102,14 @@ class Evaluation:
     @property
     def _controls(self) -> tuple[str, ...]:
         return (NO_CONTROL, *controls.asked(self.plan), *far_context.asked(self.plan))
+
+    @property
+    def _decomposed(self) -> list[int]:
+        """Lengths at which a change of nonoverlapping is split into its parts, where the plan has both."""
+        trained, names = self.subject.train_length, {spec.name for spec in self.plan.protocols}
+        if trained not in self.lengths or not {"nonoverlapping", "exact-context"} <= names:
+            return []
+        return [length for length in self.lengths if length >= trained]
 
     def describe(self) -> list[dict[str, Any]]:
         """What would be measured, a mapping a cell."""
@@ -120,7 +132,7 @@ class Evaluation:
             "version": CELL_VERSION,
             "fingerprint": self.subject.fingerprint,
             "text": self.text.hash,
-            "longest": max(self.lengths) if cell.protocol.num_targets is not None else None,
+            "longest": max(self.lengths) if cell.protocol.past_longest else None,
             "kernel": self.kernel,
             "dtype": self._dtype(cache or self.plan.cache),
             "identity": dict(self.subject.identity),
@@ -195,8 +207,7 @@ class Evaluation:
 
     def _sequences(self, cell: Cell) -> list[DocumentSequence]:
         """What a cell reads: windows fill documents without a tail, samples are drawn from all of them."""
-        sampled = cell.protocol.num_targets is not None
-        return self.text.sequences if sampled else self._filled()
+        return self.text.sequences if cell.protocol.past_longest else self._filled()
 
     def _filled(self) -> list[DocumentSequence]:
         return self.text.without_tails(max(self.lengths))

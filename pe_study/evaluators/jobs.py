@@ -79,7 +79,7 @@ class Job:
         plans = [sequence.plan(protocol, length, longest) for sequence in sequences]
         counts = [len(plan.start) for plan in plans]
         if not sum(counts):
-            need = f"; it needs more than {longest} tokens" if protocol.num_targets else ""
+            need = f"; it needs more than {longest} tokens" if protocol.past_longest else ""
             raise DataError(
                 f"none of {len(sequences)} documents has a target ({protocol.name} at length {length}{need})"
             )

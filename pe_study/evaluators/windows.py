@@ -1,4 +1,4 @@
-"""Which inputs predict which targets: the five protocols, planned in integers alone.
+"""Which inputs predict which targets: the five protocols, and one part of one, planned in integers alone.
 
 A document is read as a *sequence*: its ids, with one BOS in front when the policy says so. Inputs
 `sequence[start:stop]` predict `sequence[start + 1 : stop + 1]`: N = len(sequence) - 1 targets, target v being
@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pe_study.errors import UsageError, did_you_mean
+
+LATE = "nonoverlapping-late"  # the part of nonoverlapping that exact-context draws from, for decompositions
 
 
 class Windows(NamedTuple):
@@ -43,6 +45,11 @@ class Protocol:
     num_targets: int | None = None
     anchors: int | None = None
     seed: int = 0
+
+    @property
+    def past_longest(self) -> bool:
+        """Whether its targets are those past the longest length of the comparison, or drawn from them."""
+        return self.num_targets is not None or self.name == LATE
 
     def plan(self, cut: Cut) -> Windows:
         """The windows of one document; none where it is too short for the protocol."""
@@ -160,6 +167,15 @@ def _nonoverlapping(spec: Protocol, cut: Cut) -> Windows:
     return _strided(cut, cut.length)
 
 
+def _nonoverlapping_late(spec: Protocol, cut: Cut) -> Windows:
+    """Of the nonoverlapping windows, the targets that are tokens `longest` and later, as in exact-context."""
+    earliest = cut.longest - 1 + int(cut.bos)
+    every = _strided(cut, cut.length)
+    late = every.stop > earliest
+    start = every.start[late]
+    return Windows(start, every.stop[late], np.maximum(earliest - start, 0))
+
+
 def _sliding(spec: Protocol, cut: Cut) -> Windows:
     assert spec.stride is not None
     return _strided(cut, spec.stride)
@@ -193,6 +209,7 @@ _PLANNERS: dict[str, Callable[[Protocol, Cut], Windows]] = {
     "prefix": _prefix,
     "exact-context": _exact_context,
     "fixed-target": _fixed_target,
+    LATE: _nonoverlapping_late,
 }
 _OPTIONS: dict[str, dict[str, int | None]] = {
     "nonoverlapping": {},
@@ -200,5 +217,6 @@ _OPTIONS: dict[str, dict[str, int | None]] = {
     "prefix": {},
     "exact-context": {"num_targets": 64},
     "fixed-target": {"num_targets": 200, "anchors": 1},
+    LATE: {},
 }
-PROTOCOLS = tuple(_PLANNERS)
+PROTOCOLS = tuple(name for name in _PLANNERS if name != LATE)
