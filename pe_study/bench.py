@@ -82,14 +82,15 @@ def run(
 ) -> dict[str, Any]:
     """Measures every workload; returns machine, matmul ceiling and one row a workload (strict JSON)."""
     rows: list[dict[str, Any]] = []
+    ceiling = 0.0
     for group in _groups(workloads):
         progress(f"{group[0].phase} at length {group[0].length}: {', '.join(w.name for w in group)}")
-        rows += _measure(group, rounds)
+        measured, reached = _measure(group, rounds)
+        rows, ceiling = rows + measured, max(ceiling, reached)
     if memory:
         for row, workload in zip(rows, workloads, strict=True):
             progress(f"memory of {workload.name} ({workload.phase}, length {workload.length})")
             row["peak_memory_bytes"] = peak_memory(workload)
-    ceiling = matmul_ceiling(workloads[0].device, workloads[0].dtype)
     for row, workload in zip(rows, workloads, strict=True):
         row["matmul_share"] = row["tokens_per_second"] * _operations(workload) / ceiling
     return {"machine": machine(workloads[0].device), "matmul_ceiling_flops": ceiling, "rows": rows}
@@ -104,7 +105,8 @@ def _groups(workloads: list[Workload]) -> list[list[Workload]]:
     return list(groups.values())
 
 
-def _measure(group: list[Workload], rounds: int) -> list[dict[str, Any]]:
+def _measure(group: list[Workload], rounds: int) -> tuple[list[dict[str, Any]], float]:
+    """A row a workload, and the best matrix multiplication between the rounds: a busy machine slows both."""
     from pe_study.model import PEStudyForCausalLM
 
     models = [build(workload) for workload in group]
@@ -112,7 +114,9 @@ def _measure(group: list[Workload], rounds: int) -> list[dict[str, Any]]:
     for step in steps:
         step()
     seconds: list[list[float]] = [[] for _ in group]
+    ceiling = 0.0
     for _ in range(rounds):
+        ceiling = max(ceiling, matmul_ceiling(group[0].device, group[0].dtype))
         for taken, step in zip(seconds, steps, strict=True):
             start = time.perf_counter()
             step()
@@ -140,7 +144,7 @@ def _measure(group: list[Workload], rounds: int) -> list[dict[str, Any]]:
                 ratios = sorted(b / a for a, b in zip(taken, seconds[names.index(reference)], strict=True))
                 row[f"ratio_to_{reference}"] = _spread(ratios)
         rows.append(row)
-    return rows
+    return rows, ceiling
 
 
 def _spread(ratios: list[float]) -> dict[str, float]:
@@ -160,7 +164,7 @@ def _operations(workload: Workload) -> float:
     return total if workload.phase == "train" else total / 3
 
 
-def matmul_ceiling(device: str, dtype: str, *, size: int = 1536, seconds: float = 1.0) -> float:
+def matmul_ceiling(device: str, dtype: str, *, size: int = 1536, seconds: float = 0.3) -> float:
     """Operations a second of the best square matrix multiplication: what the machine can do at all."""
     a = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
     best, end = 0.0, time.perf_counter() + seconds

@@ -31,12 +31,14 @@ from pe_study import runs
 from pe_study.devices import VISIBLE, share_out, visible_gpus
 from pe_study.errors import Interrupted, PEStudyError, UsageError
 from pe_study.stopping import SIGNALS, StopRequest, describe_exit, wants_restart
+from pe_study.terminal import prepare_streams
 
 if TYPE_CHECKING:
     from pe_study.recipe import Recipe, RunSpec
 
 Result = TypeVar("Result")
 
+GRACE = 10.0  # seconds that an idle process has to end
 SMALL = 5_000_000  # parameters; below it one core trains nearly as fast as several
 
 logger = logging.getLogger(__name__)
@@ -140,17 +142,20 @@ class Worker(Generic[Result]):
         self._work, self._context, self._gpu = work, context, gpu
         self._process: SpawnProcess | None = None
         self._connection: Connection | None = None
+        self._busy = False
 
     def train(self, run_id: str) -> Result:
         """Train one run and return or raise what it does; PEStudyError naming it when its process dies."""
         if self._process is None:
             self._start()
         assert self._connection is not None
+        self._busy = True
         try:
             self._connection.send(run_id)
             outcome = self._connection.recv()
         except (EOFError, OSError):
             raise self._death(run_id) from None
+        self._busy = False
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -165,15 +170,20 @@ class Worker(Generic[Result]):
     def _death(self, run_id: str) -> PEStudyError:
         assert self._process is not None
         self._process.join()
-        code, self._process = self._process.exitcode or 0, None
+        code, self._process, self._busy = self._process.exitcode or 0, None, False
         said = f"{run_id}: its process ended with {describe_exit(code)}; the same command goes on"
         return (Interrupted if wants_restart(code) else PEStudyError)(said)
 
     def end(self) -> None:
-        """End the process, whatever it is at."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
+        """End the process: at once if it is at a run, else as it ends by itself, which leaks nothing."""
+        if self._process is None or self._connection is None:
+            return
+        if not self._busy:
+            with contextlib.suppress(OSError):
+                self._connection.send(None)
+            self._process.join(GRACE)
+        self._process.kill()
+        self._process.join()
 
 
 @contextlib.contextmanager
@@ -195,10 +205,10 @@ def _serve(connection: Connection, work: Work) -> None:
     """In a process of the pool: train the runs that are asked for; it ends with its parent."""
     for number in SIGNALS:  # they may reach every process of a job; the parent answers them
         signal.signal(number, signal.SIG_IGN)
+    prepare_streams()
     torch.set_num_threads(work.threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    while True:
-        run_id = connection.recv()
+    while (run_id := connection.recv()) is not None:
         try:
             outcome = work.do(run_id)
         except Exception as error:  # raised again in the parent

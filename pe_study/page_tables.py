@@ -156,6 +156,7 @@ def verdicts_table(found: Sequence[Verdict]) -> Table:
                 Cell(row["cannot"] or DASH),
             ]
         )
+    lost = any(data["cannot"])
     level = "these weights on new documents" if found[0].num_seeds == 1 else "new seeds and new documents"
     return Table(
         name="verdicts",
@@ -166,9 +167,9 @@ def verdicts_table(found: Sequence[Verdict]) -> Table:
             Column("fails by 0.5 % | 2 %", numeric=True),
             Column("gains to", numeric=True),
             Column("change at the longest, nats"),
-            Column("no number"),
+            *([Column("no number")] if lost else []),
         ],
-        rows=rows,
+        rows=rows if lost else [row[:-1] for row in rows],
         data=data,
         note="Survives: up to this length, every length has an upper simultaneous 95 % bound of the rise of "
         "its loss below the margin (0.5 % or 2 % of the loss at the training length). Fails by: the first "
@@ -215,7 +216,7 @@ def comparisons_table(found: Sequence[Comparison]) -> Table:
     if data["study"].nunique() > 1:
         frame.insert(1, "study", data["study"])
     what = "these runs only" if found[0].level == "a" else "encodings, over new seeds on these documents"
-    return plain(
+    table = plain(
         "comparisons",
         f"Differences between encodings ({found[0].protocol})",
         frame,
@@ -223,6 +224,12 @@ def comparisons_table(found: Sequence[Comparison]) -> Table:
         f"{len(found)}. Negative: the first has the lower loss. Speaks of {what}.",
         data,
     )
+    place = list(frame.columns).index("p, Holm")
+    for row in table.rows:
+        value = row[place].key
+        if value is not None:
+            row[place] = Cell("< 0.001" if value < 0.001 else f"{value:.3f}", value, "n")
+    return table
 
 
 def printed_table(table: PublishedTable) -> Table:

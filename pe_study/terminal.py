@@ -55,7 +55,7 @@ def complain(message: str) -> None:
 
 def guarded(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None) -> int:
     """Run `command(argv)` and return its exit code; whatever goes wrong becomes a line or two on stderr."""
-    _prepare_streams()
+    prepare_streams()
     try:
         with _stopped_by_signals():
             code = command(argv)
@@ -112,7 +112,7 @@ def _our_fault(error: Exception) -> int:
     return 1
 
 
-def _prepare_streams() -> None:
+def prepare_streams() -> None:
     """UTF-8 in any locale, bytes of file names as they are; a warning is one line without source code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

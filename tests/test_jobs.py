@@ -1,5 +1,6 @@
 """Runs at once: a process each, a GPU each where there are some, and one that dies takes no other with it."""
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -65,6 +66,31 @@ def test_a_process_that_is_killed_takes_no_other_run_with_it(
     assert len(seen) == 4, "all were begun, one of them by a process in the place of the dead one"
     assert set(seen.values()) == {"6", "GPU-8a1f"}
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "6,GPU-8a1f"
+
+
+def quiet(recipe: Any, root: Path, only: dict[str, str], *, resume: str, stop: StopRequest) -> list[str]:
+    """Stands for `train_study`: warns, and is done."""
+    logging.getLogger("pe_study.somewhere").warning("of %s", only["run"])
+    return [only["run"]]
+
+
+def test_idle_processes_end_by_themselves_and_warn_in_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A killed one would leak its semaphores, which Python complains of when the command ends."""
+    end, codes = jobs.Worker.end, []
+
+    def watched(worker: jobs.Worker[str]) -> None:
+        process = worker._process
+        end(worker)
+        codes.append(process and process.exitcode)
+
+    monkeypatch.setattr(jobs.Worker, "end", watched)
+    recipe = tiny_recipe(tmp_path, encodings=("rope", "alibi"))
+    options: dict[str, Any] = {"resume": "auto", "progress": False, "stop": StopRequest()}
+    train_at_once(quiet, recipe, tmp_path, recipe.runs(), jobs=2, **options)
+    assert set(codes) <= {0, None} and 0 in codes
+    assert "pe-study: warning: of rope-s0\n" in capfd.readouterr().err
 
 
 def test_what_wants_to_be_started_again() -> None:
