@@ -12,6 +12,13 @@ from pe_study.tables import TRUNCATION, protocols_of
 
 # Column -> what to call several of its values.
 LEVELS = {"corpus_hash": "corpora", "unit": "units of text", "tokenizer_hash": "tokenizers"}
+# The same, of what may differ from length to length and has to agree at each.
+AT_A_LENGTH = {
+    "stride": "strides",
+    "num_documents": "numbers of documents",
+    "num_tokens": "numbers of targets",
+}
+BOS = "beginnings (BOS on and off)"
 # What tells the texts of one study apart, and how to say it; the hash only where names do not.
 _TEXT: dict[str, Callable[[Any], str]] = {
     "corpus": str,
@@ -24,13 +31,20 @@ _TEXT: dict[str, Callable[[Any], str]] = {
 def unlike(shown: pd.DataFrame, metric: str) -> str | None:
     """Why values of `metric` in one figure or table do not compare ("2 corpora"), or None where they do.
 
-    Bits per byte compares tokenizers, loss and perplexity per token do not.
+    Bits per byte compares tokenizers, loss and perplexity per token do not. Curves without a number count
+    for nothing.
     """
+    numbers = shown[shown[metric].notna()]
+    several = numbers["tokenizer_hash"].nunique() > 1
     told = {
-        what: shown[column].nunique()
-        for column, what in LEVELS.items()
+        what: numbers[column].nunique()
+        for column, what in {**LEVELS, "bos": BOS}.items()
         if not (column == "tokenizer_hash" and metric == "bits_per_byte")
     }
+    for column, what in AT_A_LENGTH.items():
+        if column in numbers and not (column == "num_tokens" and several):
+            known = numbers[numbers[column].notna()]
+            told[what] = int(known.groupby("length")[column].nunique().max()) if len(known) else 0
     reasons = [f"{count} different {what}" for what, count in told.items() if count > 1]
     return " and ".join(reasons) or None
 
@@ -58,20 +72,45 @@ def apart(rows: pd.DataFrame) -> pd.DataFrame:
 
 def cautions(rows: pd.DataFrame) -> list[str]:
     """What several studies, or texts, on one page do not share: one line a difference."""
-    columns = ["study", "protocol", "rescale", "train_length", "length", "length_bytes", "bos", *LEVELS]
+    columns = [
+        "study",
+        "protocol",
+        "rescale",
+        "train_length",
+        "length",
+        "length_bytes",
+        "bos",
+        "stride",
+        *LEVELS,
+    ]
     kinds = rows[columns].drop_duplicates().assign(study=lambda frame: frame["study"].astype(str))
-    return [*_levels(kinds), *_lengths(kinds), *_protocols(kinds), *_documents(rows)]
+    return [*_levels(kinds), *_strides(kinds), *_lengths(kinds), *_protocols(kinds), *_documents(rows)]
 
 
 def _levels(kinds: pd.DataFrame) -> list[str]:
     said = []
     for protocol, part in kinds.groupby("protocol", observed=True):
-        for column, what in {**LEVELS, "bos": "beginnings (BOS on and off)"}.items():
+        for column, what in {**LEVELS, "bos": BOS}.items():
             count = part[column].nunique()
             but = "they are not like for like"
             but = "compare them in bits per byte only" if column == "tokenizer_hash" else but
             if count > 1:
                 said.append(f"{protocol}: rows are over {count} different {what}; {but}.")
+    return said
+
+
+def _strides(kinds: pd.DataFrame) -> list[str]:
+    """Lengths at which windows moved on by different numbers of tokens."""
+    sliding = kinds[kinds["stride"].notna()]
+    said = []
+    for protocol, part in sliding.groupby("protocol", observed=True):
+        differ = part.groupby("length")["stride"].nunique() > 1
+        if differ.any():
+            here = part[part["length"].isin(differ.index[differ])]
+            said.append(
+                f"{protocol}: strides of {listed(here['stride'])} tokens at length {listed(here['length'])}; "
+                "a smaller one leaves targets more context, so they are not like for like."
+            )
     return said
 
 

@@ -47,7 +47,8 @@ class Page:
 def compose(targets: Targets, view: View, command: str) -> Page:
     """Compute the page of one or several studies and bench files; `command` is what makes it again."""
     studies = targets.studies
-    rows = tables.prepare(likeness.apart(_rows(studies)))
+    measured = likeness.apart(_rows(studies))
+    rows = tables.prepare(measured)
     curves = tables.length_curves(rows)
     judged_by = verdicts.protocol_for(rows)
     metrics = _metrics(curves)
@@ -71,7 +72,7 @@ def compose(targets: Targets, view: View, command: str) -> Page:
         title=view.title or " and ".join(targets.names),
         facts=_facts(studies, rows),
         findings=_findings(material),
-        warnings=cautions(studies, rows, curves),
+        warnings=[*cautions(studies, rows, curves), *tables.left_out(measured)],
         sections=sections(material),
         metrics=metrics,
         metric=material.metric,

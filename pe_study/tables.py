@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from pe_study import stats
+from pe_study import plans, stats
 from pe_study.palette import order
 from pe_study.studies import Study
 
@@ -48,21 +48,24 @@ MAX_EXPONENT = 709.78  # exp overflows float64 above it
 
 
 def prepare(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows in which each series comes from one plan, the one of most lengths: no target counts twice.
+    """Rows in which each cell comes from one plan: no target counts twice.
 
     Two strides at one length are two protocols: "sliding_128", "sliding_256".
     """
+    return plans.united(_by_stride(rows), SERIES)[0]
+
+
+def left_out(rows: pd.DataFrame) -> list[str]:
+    """What `prepare` leaves out, since another plan of the study scored other targets: a line a plan."""
+    return plans.united(_by_stride(rows), SERIES)[1]
+
+
+def _by_stride(rows: pd.DataFrame) -> pd.DataFrame:
     sliding = rows[rows["protocol"] == "sliding"]
-    if sliding.groupby(["study", "label", "length"], observed=True)["stride"].nunique().max() > 1:
-        named = "sliding_" + sliding["stride"].map("{:.0f}".format)
-        rows = rows.assign(
-            protocol=rows["protocol"].astype(object).where(rows["protocol"] != "sliding", named)
-        )
-    if rows.empty or rows["plan"].nunique() < 2:
+    if not sliding.groupby(["study", "label", "length"], observed=True)["stride"].nunique().max() > 1:
         return rows
-    spans = rows.groupby([*SERIES, "plan"], dropna=False, observed=True)["length"].nunique().reset_index()
-    spans = spans.sort_values(["length", "plan"], ascending=[False, True])
-    return rows.merge(spans.drop_duplicates(SERIES)[[*SERIES, "plan"]], on=[*SERIES, "plan"], how="inner")
+    named = "sliding_" + sliding["stride"].map("{:.0f}".format)
+    return rows.assign(protocol=rows["protocol"].astype(object).where(rows["protocol"] != "sliding", named))
 
 
 def protocols_of(rows: pd.DataFrame) -> list[str]:
