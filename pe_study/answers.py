@@ -56,6 +56,8 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
 def floor_sentences(rows: pd.DataFrame) -> list[str]:
     """Which models cannot do which task at all, said plainly."""
     failed = rows[rows["status"] == FLOOR]
+    if rows["study"].nunique() > 1:
+        failed = failed.assign(label=failed["label"] + " (" + failed["study"] + ")")
     return [
         f"**{', '.join(dict.fromkeys(part['label']))}** cannot do {task} at all: fewer than half of the "
         "answers are right within the training length already (status floor), so nothing is said about "

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from pe_study.captions import slug, trained
+from pe_study import palette
+from pe_study.captions import listed, named, slug, suffixed, titled, trained
 from pe_study.curves import Line, draw_lines, legend, limits_of, training_line
 from pe_study.drawing import Canvas, Figure
 from pe_study.heatmaps import heat_panel
@@ -43,12 +44,13 @@ def plain(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_position(rows: pd.DataFrame) -> pd.DataFrame:
-    """Unrescaled, at the longest length: each measure by label and position, over layers, heads and seeds.
+    """Unrescaled, at the longest length of a study: each measure by label and position, over layers, heads
+    and seeds.
 
     Means (of entropy and mass, weighted by queries) and the largest of the largest logits.
     """
     own = rows[(rows["rescale"] == "none") & rows["distance_lo"].isna()]
-    own = own[own["length"] == own["length"].max()]
+    own = own[own["length"] == own.groupby("study")["length"].transform("max")]
     keys = ["study", "label", "corpus", "train_length", "length", "position_lo", "position_hi"]
     weight = own["num_queries"].where(own["num_queries"] > 0, 1)
     work = own.assign(
@@ -103,7 +105,7 @@ def position_figure(rows: pd.DataFrame, looks: Looks) -> Figure | None:
 
     return Figure(
         name="attention-position",
-        title=f"Attention by position in windows of {int(found['length'].iloc[0]):,} tokens",
+        title=f"Attention by position in windows of {listed(found['length'])} tokens",
         caption="Entropy of the attention weights over that of uniform ones, largest logit, and mass on keys "
         "farther back than the training length; means over layers, heads and seeds (the logit: the largest); "
         f"corpus {', '.join(sorted(set(found['corpus'])))}; "
@@ -118,22 +120,27 @@ def position_figure(rows: pd.DataFrame, looks: Looks) -> Figure | None:
 
 def _lines(found: pd.DataFrame, name: str, looks: Looks, several: bool) -> list[Line]:
     lines = []
+    studies = list(dict.fromkeys(found["study"]))
     for (study, label), part in found.groupby(["study", "label"], sort=False):
         middle = np.sqrt(part["position_lo"].clip(lower=1) * (part["position_hi"] - 1).clip(lower=1))
         title = f"{label}, {study}" if several else str(label)
-        lines.append(Line(title, np.log2(middle.to_numpy(float)), part[name].to_numpy(float), looks[label]))
+        look = palette.dashed(looks[label], studies.index(study))
+        lines.append(Line(title, np.log2(middle.to_numpy(float)), part[name].to_numpy(float), look))
     return lines
 
 
 def _alternative(found: pd.DataFrame, name: str, title: str) -> str:
     last = found.drop_duplicates(["study", "label"], keep="last")
     return f"{title} at the end: " + ", ".join(
-        f"{label} {value:.3g}" for label, value in zip(last["label"], last[name], strict=True)
+        f"{label} {value:.3g}" for label, value in zip(named(last), last[name], strict=True)
     )
 
 
-def heads_figure(rows: pd.DataFrame, run: str | None = None) -> Figure | None:
-    """Mass by distance, a row a layer and head, at the end of the windows of a run (`run`, or the first)."""
+def heads_figure(rows: pd.DataFrame, run: str | None = None, study: str = "") -> Figure | None:
+    """Mass by distance, a row a layer and head, at the end of the windows of a run (`run`, or the first).
+
+    `rows` are those of one study; `study` names it where the page has several.
+    """
     placed = rows[rows["distance_lo"].notna() & (rows["rescale"] == "none")]
     chosen = run if run in set(placed["run"]) else next(iter(placed["run"]), None)
     own = placed[placed["run"] == chosen]
@@ -144,8 +151,8 @@ def heads_figure(rows: pd.DataFrame, run: str | None = None) -> Figure | None:
     own = own.assign(
         head_name=[f"layer {int(a)}, head {int(b)}" for a, b in zip(own["layer"], own["head"], strict=True)]
     ).sort_values(["layer", "head", "distance_lo"])
-    table = own.pivot_table("mass", "head_name", "distance_lo", aggfunc="mean", sort=False)
-    table = table[sorted(table.columns)]
+    table = own.pivot(index="head_name", columns="distance_lo", values="mass")
+    table = table.loc[list(dict.fromkeys(own["head_name"]))]
     ends = own.groupby("distance_lo")["distance_hi"].max()
     columns = [_span(int(low), int(ends[low]) - 1) for low in table.columns]
     first = own.iloc[0]
@@ -158,8 +165,8 @@ def heads_figure(rows: pd.DataFrame, run: str | None = None) -> Figure | None:
         axes.set_xlabel("distance to the key, tokens")
 
     return Figure(
-        name=f"attention-heads-{slug(str(chosen))}",
-        title=f"{chosen}: attention mass by distance and head",
+        name=suffixed(f"attention-heads-{slug(str(chosen))}", study),
+        title=titled(f"{chosen}: attention mass by distance and head", study),
         caption=f"Per cent of the attention of each head on keys at a distance, for queries with "
         f"{int(first['position_lo']):,} to {int(first['position_hi']) - 1:,} keys in sight, in windows of "
         f"{int(first['length']):,} tokens; {trained(own['train_length'])}; "

@@ -212,12 +212,13 @@ def bench_table(bench: BenchFile, name: str) -> Table:
         {"model": rows["name"], "phase": rows["phase"].map(PHASES), "length": rows["length"]}
     )
     frame["tokens a second"] = rows["tokens_per_second"]
+    keys: dict[str, list[float]] = {}
     for reference in REFERENCES:
         to = f"to_{reference}"
         if to in rows:
-            frame[f"to {reference}"] = [
-                DASH if one.median != one.median else one.text for one in ratios(rows, to)
-            ]
+            found = ratios(rows, to)
+            frame[f"to {reference}"] = [DASH if one.median != one.median else one.text for one in found]
+            keys[f"to {reference}"] = [one.median for one in found]
     for column, title, factor in (
         ("matmul_share", "% of matmul", 100),
         ("peak_memory_MiB", "peak memory, MiB", 1),
@@ -230,4 +231,4 @@ def bench_table(bench: BenchFile, name: str) -> Table:
         f"{_where(bench)} Ratios are medians of turns (lowest\u2013highest), above 1 is faster; % of matmul: "
         "arithmetic a second over what a matrix multiplication reaches on this machine."
     )
-    return plain(f"bench-{slug(name)}", f"Speed and memory ({name})", frame, note, rows)
+    return plain(f"bench-{slug(name)}-table", f"Speed and memory ({name})", frame, note, rows, keys)

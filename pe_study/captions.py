@@ -44,7 +44,7 @@ def _stride(shown: pd.DataFrame, protocol: str) -> str:
 
 def seeds_text(shown: pd.DataFrame, *, bands: bool) -> str:
     """How many seeds a figure rests on, and what its bands are."""
-    seeds = shown.groupby("label", observed=True)["num_seeds"].max()
+    seeds = shown.groupby(["study", "label"], observed=True)["num_seeds"].max()
     low, high = int(seeds.min()), int(seeds.max())
     if high <= 1:
         return "n = 1 seed each" + (", so no bands" if bands else "")
@@ -59,21 +59,37 @@ def absences(shown: pd.DataFrame, metric: str) -> str:
     lost = shown[shown["status"] != "ok"]
     said = [
         f" {label}: {status} at {listed(part['length'])}."
-        for (label, status), part in lost.groupby(["label", "status"], observed=True)
+        for (label, status), part in lost.groupby([named(lost), "status"], observed=True, sort=False)
     ]
     if metric == "perplexity" and shown["overflow"].any():
         said.append(" A perplexity too large for a 64-bit number leaves at the top edge; its loss is known.")
     return "".join(said)
 
 
+def named(shown: pd.DataFrame, by: str = "label") -> pd.Series:
+    """What a reader calls each row: its label (or `by`) and, where there are several, its study."""
+    name = shown[by].astype(str)
+    return name if shown["study"].nunique() < 2 else name + ", " + shown["study"].astype(str)
+
+
+def suffixed(name: str, study: str) -> str:
+    """The name of a figure that is drawn once a study; `study` is "" where there is one alone."""
+    return f"{name}-{slug(study)}" if study else name
+
+
+def titled(title: str, study: str) -> str:
+    """The same of its title."""
+    return f"{title} ({study})" if study else title
+
+
 def alternative(shown: pd.DataFrame, metric: str, *, by: str = "label", what: str = "tokens") -> str:
     """The figure in a clause a line: its first and last value."""
-    known = shown.loc[shown[metric].notna(), [by, "length", metric]]
-    ends: dict[str, list[str]] = {str(name): [] for name in known[by]}
+    known = shown.assign(name=named(shown, by)).loc[shown[metric].notna(), ["name", "length", metric]]
+    ends: dict[str, list[str]] = {str(name): [] for name in known["name"]}
     ordered = known.sort_values("length", kind="stable")
     for end in ("first", "last"):
-        one = ordered.drop_duplicates(by, keep=end)
-        for name, length, value in zip(one[by], one["length"], one[metric], strict=True):
+        one = ordered.drop_duplicates("name", keep=end)
+        for name, length, value in zip(one["name"], one["length"], one[metric], strict=True):
             ends[str(name)].append(f"{number(value)} at {int(length):,}")
     said = [f"{name} {' and '.join(dict.fromkeys(values))} {what}" for name, values in ends.items()]
     return f"{SHORT[metric].capitalize()}: {'; '.join(said)}."

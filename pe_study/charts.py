@@ -14,7 +14,7 @@ from pe_study.captions import caption, slug
 from pe_study.comparisons import Comparison, Decomposition, comparison_table, decomposition_table
 from pe_study.curves import Line, draw_lines, limits_of, number
 from pe_study.drawing import GRID, INK, MUTED, PAPER, SIZES, Canvas, Figure
-from pe_study.palette import CONTROL, Look
+from pe_study.palette import CONTROL, Look, dashed
 
 Looks = Mapping[str, Look]
 
@@ -25,8 +25,9 @@ def training_figure(training: pd.DataFrame, looks: Looks) -> Figure | None:
         return None
     mean = training.groupby(["study", "label", "step"], as_index=False)["loss"].mean()
     several = mean["study"].nunique() > 1
+    studies = list(dict.fromkeys(mean["study"]))
     parts = {
-        f"{label}, {study}" if several else label: (looks[label], part)
+        f"{label}, {study}" if several else label: (dashed(looks[label], studies.index(study)), part)
         for label in looks
         for study, part in mean[mean["label"] == label].groupby("study")
     }

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from pe_study import palette, tables
-from pe_study.captions import SHORT, caption
+from pe_study.captions import SHORT, caption, named, suffixed, titled
 from pe_study.curves import Line, draw_lines, legend, limits_of
 from pe_study.drawing import Canvas, Figure
 from pe_study.palette import Look
@@ -30,9 +30,12 @@ def control_curves(plain: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
     return unrescaled(pd.concat(parts, ignore_index=True))
 
 
-def control_figure(curves: pd.DataFrame, metric: str, protocol: str, study: str) -> Figure | None:
-    """A panel a label: its loss as it is and under each control, over length."""
-    shown = curves[(curves["protocol"] == protocol) & (curves["study"].astype(str) == study)]
+def control_figure(curves: pd.DataFrame, metric: str, protocol: str, study: str = "") -> Figure | None:
+    """A panel a label: its loss as it is and under each control, over length.
+
+    `curves` are those of one study; `study` names it where the page has several.
+    """
+    shown = curves[curves["protocol"] == protocol]
     names = [NO_CONTROL, *sorted(set(shown["control"]) - {NO_CONTROL})]
     labels = list(dict.fromkeys(shown.loc[shown["control"] != NO_CONTROL, "label"].astype(str)))
     shown = shown[shown["label"].isin(labels) & shown[metric].notna()]
@@ -58,8 +61,8 @@ def control_figure(curves: pd.DataFrame, metric: str, protocol: str, study: str)
         legend(every, canvas, 1 if canvas.narrow else 3)
 
     return Figure(
-        name=f"controls-{protocol}-{metric}",
-        title=f"{SHORT[metric].capitalize()} under each control ({protocol})",
+        name=suffixed(f"controls-{protocol}-{metric}", study),
+        title=titled(f"{SHORT[metric].capitalize()} under each control ({protocol})", study),
         caption=caption(shown, protocol) + " A control replaces or hides what lies farther back than the "
         "training length: where it meets the plain curve, that text was not used.",
         alt="; ".join(_alternative(shown[shown["label"] == label], metric, label) for label in labels),
@@ -124,10 +127,7 @@ def over_training_figure(curves: pd.DataFrame, metric: str, protocol: str, looks
         title=f"{SHORT[metric].capitalize()} over training ({protocol})",
         caption=caption(shown, protocol)
         + " A point is a snapshot on the way; device-hours count updates alone.",
-        alt="; ".join(
-            f"{label}: {part.sort_values('step')[metric].iloc[-1]:.3g} at length {lengths[-1]:,} in the end"
-            for label, part in shown[shown["length"] == lengths[-1]].groupby("label", observed=True)
-        ),
+        alt=_in_the_end(shown[shown["length"] == lengths[-1]], metric),
         table=shown,
         draw=draw,
         height=0.75 * len(kept),
@@ -135,12 +135,21 @@ def over_training_figure(curves: pd.DataFrame, metric: str, protocol: str, looks
     )
 
 
+def _in_the_end(longest: pd.DataFrame, metric: str) -> str:
+    return "; ".join(
+        f"{name}: {part.sort_values('step')[metric].iloc[-1]:.3g} at length {int(part['length'].iloc[0]):,} "
+        "in the end"
+        for name, part in longest.groupby(named(longest), sort=False)
+    )
+
+
 def _over(shown: pd.DataFrame, metric: str, name: str, length: int, looks: Looks) -> list[Line]:
     here = shown[shown["length"] == length].sort_values("step")
-    several = here["study"].nunique() > 1
+    here = here.assign(name=named(here))
+    studies = list(dict.fromkeys(shown["study"]))
     found = []
-    for (study, label), part in here.groupby(["study", "label"], observed=True, sort=False):
+    for (title, study, label), part in here.groupby(["name", "study", "label"], observed=True, sort=False):
         values = [part[f"{metric}{end}"].to_numpy(float) for end in ("", "_low", "_high")]
-        title = f"{label}, {study}" if several else str(label)
-        found.append(Line(title, part[name].to_numpy(float), values[0], looks[str(label)], *values[1:]))
+        look = palette.dashed(looks[str(label)], studies.index(study))
+        found.append(Line(title, part[name].to_numpy(float), values[0], look, *values[1:]))
     return found

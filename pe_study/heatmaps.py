@@ -11,7 +11,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
-from pe_study.captions import SHORT, caption, slug
+from pe_study.captions import SHORT, caption, slug, suffixed, titled
 from pe_study.curves import number
 from pe_study.drawing import MUTED, PAPER, Canvas, Figure
 from pe_study.tables import TRUNCATION
@@ -20,21 +20,28 @@ from pe_study.tables import TRUNCATION
 RAMP = LinearSegmentedColormap.from_list("blues", ("#f3f6fb", "#b9cbe8", "#6f93cf", "#3158a6", "#152f66"))
 
 
-def rescale_map(curves: pd.DataFrame, metric: str, protocol: str, label: str) -> Figure | None:
-    """Rescales (and their factors) down, lengths across; colour and number: the value."""
+def rescale_map(
+    curves: pd.DataFrame, metric: str, protocol: str, label: str, study: str = ""
+) -> Figure | None:
+    """Rescales (and their factors) down, lengths across; colour and number: the value.
+
+    `curves` are those of one study; `study` names it where the page has several.
+    """
     own = curves[(curves["protocol"] == protocol) & (curves["label"] == label)]
     own = own[own["rescale"] != TRUNCATION]
     if own["rescale"].nunique() < 2 or own[metric].notna().sum() == 0:
         return None
-    table = own.pivot_table(index="rescale", columns="length", values=metric, observed=True, dropna=False)
+    table = own.assign(rescale=own["rescale"].astype(str)).pivot(
+        index="rescale", columns="length", values=metric
+    )  # refuses two values of one cell: nothing here is a mean
     table = table.loc[sorted(table.index, key=_kind_and_factor)]
 
     def draw(canvas: Canvas) -> None:
         _heat(canvas, table, list(table.index), [f"{int(n):,}" for n in table.columns], "length, tokens")
 
     return Figure(
-        name=f"rescale-map-{slug(label)}-{protocol}-{metric}",
-        title=f"{label}: rescale by length, {SHORT[metric]} ({protocol})",
+        name=suffixed(f"rescale-map-{slug(label)}-{protocol}-{metric}", study),
+        title=titled(f"{label}: rescale by length, {SHORT[metric]} ({protocol})", study),
         caption=caption(own, protocol, bands=False)
         + " auto is the length over the training length, never below 1.",
         alt="; ".join(

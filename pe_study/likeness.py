@@ -55,10 +55,17 @@ def warning(shown: pd.DataFrame, metric: str) -> str:
     return f" Not like for like: {reason}; only the shape of each curve can be read." if reason else ""
 
 
-def apart(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows in which a study that ran one protocol on several texts is several studies, named by the text."""
+def apart(rows: pd.DataFrame, beside: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Rows in which a study that ran one protocol on several texts is several studies, named by the text.
+
+    beside: the plain rows of the same studies, where `rows` are others (under controls, of snapshots): the
+    two then carry the same names.
+    """
     columns = ["study", "protocol", *_TEXT]
-    kinds = rows[columns].drop_duplicates()
+    frames = [
+        frame[columns].drop_duplicates().astype(object) for frame in (beside, rows) if frame is not None
+    ]
+    kinds = pd.concat(frames, ignore_index=True).drop_duplicates()
     if len(kinds) == len(kinds.drop_duplicates(["study", "protocol"])):
         return rows
     names = kinds["study"].astype(str)
@@ -66,7 +73,7 @@ def apart(rows: pd.DataFrame) -> pd.DataFrame:
         here = kinds.assign(study=names).groupby("study", observed=True)
         differ = here[column].transform("nunique") > 1
         names = names.where(~differ, names + " (" + kinds[column].map(text).astype(str) + ")")
-    found = rows[columns].merge(kinds.assign(name=names), on=columns, how="left")["name"]
+    found = rows[columns].astype(object).merge(kinds.assign(name=names), on=columns, how="left")["name"]
     return rows.assign(study=pd.Categorical(found))
 
 

@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pe_study import answers, bench_figures, comparisons, likeness, palette, rates, tables, verdicts
+from pe_study import (
+    answers,
+    bench_figures,
+    comparisons,
+    likeness,
+    palette,
+    probe_sections,
+    rates,
+    tables,
+    verdicts,
+)
 from pe_study.bench_files import sentences
 from pe_study.captions import listed
 from pe_study.cautions import cautions
@@ -47,17 +57,27 @@ class Page:
 def compose(targets: Targets, view: View, command: str) -> Page:
     """Compute the page of one or several studies and bench files; `command` is what makes it again."""
     studies = targets.studies
-    measured = likeness.apart(_rows(studies))
+    raw = _rows(studies)
+    measured = likeness.apart(raw)
     rows = tables.prepare(measured)
     curves = tables.length_curves(rows)
     judged_by = verdicts.protocol_for(rows)
     metrics = _metrics(curves)
     protocols = tables.protocols_of(rows)
+    view.check(
+        {
+            "protocol": protocols,
+            "lengths": _lengths(curves),
+            "attention_run": probe_sections.attention_runs(studies),
+        }
+    )
     material = Material(
         studies=studies,
         benches=targets.benches,
         view=view,
         rows=rows,
+        controls=_others(studies, "controls", raw),
+        over_training=_others(studies, "over_training", raw),
         curves=curves,
         looks=_looks(studies, curves),
         metrics=metrics,
@@ -95,6 +115,16 @@ def _rows(studies: Sequence[Study]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else Study("", Path()).rows
 
 
+def _others(studies: Sequence[Study], kind: str, raw: pd.DataFrame) -> pd.DataFrame | None:
+    """Rows beside the plain ones (`controls`, `over_training`), under the same names of studies."""
+    frames = [
+        frame.assign(plan=evaluation.plan)
+        for evaluation in _evaluations(studies)
+        if (frame := getattr(evaluation, kind)) is not None
+    ]
+    return likeness.apart(pd.concat(frames, ignore_index=True), beside=raw) if frames else None
+
+
 def _findings(material: Material) -> list[str]:
     """What the rows say; where bench files alone were given, what those say."""
     if material.studies:
@@ -119,6 +149,12 @@ def _looks(studies: Sequence[Study], curves: pd.DataFrame) -> dict[str, Look]:
 
 def _evaluations(studies: Sequence[Study]) -> list[Evaluation]:
     return [evaluation for study in studies for evaluation in study.evaluations]
+
+
+def _lengths(curves: pd.DataFrame) -> list[int]:
+    """What the columns of a main table may be: lengths in tokens, or in bytes of text where that is known."""
+    found = {int(n) for n in curves["length"]} | {int(n) for n in curves["length_bytes"].dropna()}
+    return sorted(found)
 
 
 def _metrics(curves: pd.DataFrame) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
@@ -40,6 +40,36 @@ class Section:
             self.figures.append(Shown(figure, metric, protocol, chosen))
 
 
+# What the files of a figure add to its name (`report.SUFFIXES` and themes): no other may be called so.
+_VARIANTS = ("", "-dark", "-one-column", "-one-column-dark")
+
+
+def named_once(sections: Sequence[Section]) -> list[Section]:
+    """Sections whose figures and tables have names of their own, as files and as ids: a second one of a name
+    is numbered. Names that differ in case alone are one name, as they are on many disks."""
+    taken: set[str] = set()
+
+    def free(name: str) -> str:
+        numbered, number = name, 1
+        while taken & {f"{numbered}{variant}".casefold() for variant in _VARIANTS}:
+            number += 1
+            numbered = f"{name}-{number}"
+        taken.update(f"{numbered}{variant}".casefold() for variant in _VARIANTS)
+        return numbered
+
+    return [
+        replace(
+            section,
+            figures=[
+                replace(one, figure=replace(one.figure, name=free(one.figure.name)))
+                for one in section.figures
+            ],
+            tables=[replace(table, name=free(table.name)) for table in section.tables],
+        )
+        for section in sections
+    ]
+
+
 @dataclass(frozen=True)
 class Material:
     """Everything that sections are made of."""
@@ -48,6 +78,8 @@ class Material:
     benches: Sequence[tuple[str, BenchFile]]
     view: View
     rows: pd.DataFrame
+    controls: pd.DataFrame | None  # rows under a control, and of snapshots; their studies as in `rows`
+    over_training: pd.DataFrame | None
     curves: pd.DataFrame
     looks: Mapping[str, Look]
     metrics: Sequence[str]
@@ -61,6 +93,15 @@ class Material:
     @property
     def evaluations(self) -> list[Evaluation]:
         return [evaluation for study in self.studies for evaluation in study.evaluations]
+
+    @property
+    def studies_shown(self) -> list[str]:
+        """The studies that rows are told apart by; one on several texts is several."""
+        return [str(name) for name in dict.fromkeys(self.rows["study"])]
+
+    def suffix(self, study: str) -> str:
+        """What the name and title of a figure of one study carry: nothing where there is one alone."""
+        return study if max(len(self.studies_shown), len(self.studies)) > 1 else ""
 
     def combinations(self) -> list[tuple[str, str, bool]]:
         """(metric, protocol, whether it shows first)."""

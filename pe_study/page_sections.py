@@ -14,14 +14,15 @@ from pe_study import (
     page_tables,
     plots,
     probe_sections,
-    published,
+    published_section,
     retrieval_figures,
     run_sections,
     tables,
 )
 from pe_study.comparisons import Comparison, Decomposition
 from pe_study.findings import cache_sentence, yarn_sentence
-from pe_study.page_parts import Material, Section
+from pe_study.page_parts import Material, Section, named_once
+from pe_study.studies import Evaluation, Study
 
 T = TypeVar("T", Comparison, Decomposition)
 
@@ -36,7 +37,7 @@ def sections(material: Material) -> list[Section]:
         _position,
         _rescale,
         _retrieval,
-        _published,
+        published_section.beside,
         probe_sections.controls,
         probe_sections.attention,
         probe_sections.over_training,
@@ -45,7 +46,7 @@ def sections(material: Material) -> list[Section]:
         run_sections.lost,
     ]
     made = [make(material) for make in makers]
-    return [section for section in made if section.figures or section.tables]
+    return named_once([section for section in made if section.figures or section.tables])
 
 
 def _length(material: Material) -> Section:
@@ -65,13 +66,10 @@ def _length(material: Material) -> Section:
     return section
 
 
-def _of_each(found: Sequence[T]) -> list[tuple[str, str, list[T]]]:
-    """(study, what to add to its figures' names, its share), a study at a time."""
+def _of_each(material: Material, found: Sequence[T]) -> list[tuple[str, str, list[T]]]:
+    """(study, what its figures' names carry, its share), a study at a time."""
     studies = list(dict.fromkeys(one.study for one in found))
-    return [
-        (name, name if len(studies) > 1 else "", [one for one in found if one.study == name])
-        for name in studies
-    ]
+    return [(name, material.suffix(name), [one for one in found if one.study == name]) for name in studies]
 
 
 def _how_far(material: Material) -> Section:
@@ -79,7 +77,7 @@ def _how_far(material: Material) -> Section:
     if material.wants_table("verdicts") and material.verdicts:
         section.tables.append(page_tables.verdicts_table(material.verdicts))
     if material.wants("differences"):
-        for study, suffix, found in _of_each(material.comparisons):
+        for study, suffix, found in _of_each(material, material.comparisons):
             curves = material.curves[material.curves["study"] == study]
             num_tests = len(material.comparisons)
             section.add(charts.differences_figure(found, material.looks, curves, num_tests, suffix))
@@ -95,7 +93,7 @@ def _protocols(material: Material) -> Section:
             figure = plots.protocols_figure(material.curves, metric, material.looks)
             section.add(figure, metric, "", metric == material.metric)
     if material.wants("decomposition") and material.decompositions:
-        for _, suffix, found in _of_each(material.decompositions):
+        for _, suffix, found in _of_each(material, material.decompositions):
             section.add(charts.decomposition_figure(found, material.looks, suffix))
         section.tables.append(page_tables.decompositions_table(material.decompositions))
     return section
@@ -122,20 +120,30 @@ def _rescale(material: Material) -> Section:
     notes = [note for ev in material.evaluations for note in ev.notes.get("rescales") or []]
     sentence = yarn_sentence(notes)
     section.notes += [sentence] if sentence else []
-    for label in dict.fromkeys(rescaled["label"].astype(str)):
-        for metric in material.metrics:
-            figure = plots.rescale_figure(material.curves, metric, material.protocol, label)
-            section.add(figure, metric, "", metric == material.metric)
-        section.add(heatmaps.rescale_map(material.curves, material.metric, material.protocol, label))
+    for study, of_study in rescaled.groupby("study", observed=True, sort=False):
+        curves = material.curves[material.curves["study"] == study]
+        ran = tables.protocols_of(of_study)
+        protocol = material.protocol if material.protocol in ran else ran[0]
+        suffix = material.suffix(str(study))
+        for label in dict.fromkeys(of_study["label"].astype(str)):
+            for metric in material.metrics:
+                figure = plots.rescale_figure(curves, metric, protocol, label, suffix)
+                section.add(figure, metric, "", metric == material.metric)
+            section.add(heatmaps.rescale_map(curves, material.metric, protocol, label, suffix))
     return section
 
 
 def _retrieval(material: Material) -> Section:
     section = Section("retrieval", "Retrieval")
-    found = [ev.retrieval for ev in material.evaluations if ev.retrieval is not None]
+    found = [
+        (ev.retrieval, _plan_of(study, ev))
+        for study in material.studies
+        for ev in study.evaluations
+        if ev.retrieval is not None
+    ]
     if not material.wants("retrieval") or not found:
         return section
-    rows = answers.plain(pd.concat(found, ignore_index=True))
+    rows = answers.plain(pd.concat([rows.assign(study=name) for rows, name in found], ignore_index=True))
     looks = material.looks
     section.notes += answers.floor_sentences(rows)
     for task in dict.fromkeys(rows["task"]):
@@ -146,23 +154,7 @@ def _retrieval(material: Material) -> Section:
     return section
 
 
-def _published(material: Material) -> Section:
-    """Printed tables of the same corpus or checkpoint (or all, if asked for), held against ours."""
-    section = Section("published", "Beside published numbers")
-    if not material.wants_table("published"):
-        return section
-    tables_of = published.read_published()
-    if not material.view.published:
-        tables_of = published.alike(tables_of, material.rows)
-    found = published.agreements(tables_of, material.curves)
-    if not found:
-        return section
-    section.notes.append(published.agreement_sentence(found))
-    frame = published.agreement_table(found)
-    note = "rerun: the same weights; ratio and ordering: other weights; disputed: shown, never counted."
-    section.tables.append(page_tables.plain("published", "Printed numbers and ours", frame, note))
-    sources = {one.table for one in found}
-    for table in tables_of:
-        if {table.id, table.data.get("ratio_group")} & sources:
-            section.tables.append(page_tables.printed_table(table))
-    return section
+def _plan_of(study: Study, evaluation: Evaluation) -> str:
+    """The study's name, with the plan where several asked for answers: their samples are never pooled."""
+    several = sum(one.retrieval is not None for one in study.evaluations) > 1
+    return f"{study.name} ({evaluation.plan})" if several else study.name

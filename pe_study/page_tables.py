@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -12,7 +13,6 @@ import pandas as pd
 from pe_study import likeness, rates, tables
 from pe_study.comparisons import Comparison, Decomposition, comparison_table, decomposition_table
 from pe_study.curves import number
-from pe_study.published import PublishedTable
 from pe_study.verdicts import Verdict, verdict_table
 
 METRIC_NAMES = {"perplexity": "perplexity", "bits_per_byte": "bits per byte", "nll": "loss (nats)"}
@@ -108,14 +108,30 @@ def _value(value: Any, best: float, metric: str) -> Cell:
 
 
 def plain(
-    name: str, title: str, frame: pd.DataFrame, note: str = "", data: pd.DataFrame | None = None
+    name: str,
+    title: str,
+    frame: pd.DataFrame,
+    note: str = "",
+    data: pd.DataFrame | None = None,
+    keys: Mapping[str, Iterable[float]] | None = None,
 ) -> Table:
-    """A frame as a table: numbers to the right, a dash for a missing value. `data`: its CSV."""
+    """A frame as a table: numbers to the right, a dash for a missing value. `data`: its CSV.
+
+    keys: by column, the numbers that its words stand for ("+0.012 [+0.003, +0.021]"): it sorts by them.
+    """
     numeric = [pd.api.types.is_numeric_dtype(frame[column]) for column in frame.columns]
     rows = [
         [_cell(value, is_number) for value, is_number in zip(row, numeric, strict=True)]
         for row in frame.head(MOST_SHOWN).itertuples(index=False)
     ]
+    for column, values in (keys or {}).items():
+        place = list(frame.columns).index(column)
+        numeric[place] = True
+        for row, value in zip(rows, values, strict=False):
+            row[place] = Cell(row[place].text, float(value) if math.isfinite(value) else None, "n")
+    for place in range(1, len(numeric)):  # the first column is the name of a row
+        if not numeric[place]:
+            _sorted_by_number(rows, place)
     if len(frame) > MOST_SHOWN:
         note = f"The first {MOST_SHOWN} of {len(frame):,} rows; the CSV has all. {note}".strip()
     columns = [Column(str(c).replace("_", " "), n) for c, n in zip(frame.columns, numeric, strict=True)]
@@ -129,6 +145,16 @@ def _cell(value: Any, is_number: bool) -> Cell:
         return Cell(str(value))
     text = f"{int(value):,}" if float(value).is_integer() else f"{value:,.4g}"
     return Cell(text, float(value), "n")
+
+
+def _sorted_by_number(rows: list[list[Cell]], place: int) -> None:
+    """Words that all begin with a number ("1.05 to 1.61 at about 2\u00d7") sort by it."""
+    begins = [re.match(r"[+\u2212-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", row[place].text) for row in rows]
+    if all(hit or row[place].text == DASH for hit, row in zip(begins, rows, strict=True)):
+        for hit, row in zip(begins, rows, strict=True):
+            if hit:
+                value = float(hit[0].replace(",", "").replace("\u2212", "-"))
+                row[place] = replace(row[place], key=value)
 
 
 def interval_text(estimate: float, low: float, high: float) -> str:
@@ -223,6 +249,7 @@ def comparisons_table(found: Sequence[Comparison]) -> Table:
         f"Declared in advance: every pair at 2, 4 and 8 training lengths; Holm's correction over all "
         f"{len(found)}. Negative: the first has the lower loss. Speaks of {what}.",
         data,
+        {"difference and 95 % interval, nats": data["difference"]},
     )
     place = list(frame.columns).index("p, Holm")
     for row in table.rows:
@@ -232,27 +259,13 @@ def comparisons_table(found: Sequence[Comparison]) -> Table:
     return table
 
 
-def printed_table(table: PublishedTable) -> Table:
-    """A paper's table as printed; every row with the kind of comparison that it allows."""
-    keys = list(dict.fromkeys(key for row in table.rows for key in row["values"]))
-    data = pd.DataFrame(
-        [
-            {"row": str(row["name"]), "compare": table.compare(row)}
-            | {str(key): row["values"].get(key) for key in keys}
-            for row in table.rows
-        ]
-    )
-    numbers = [str(key) for key in keys]
-    data[numbers] = data[numbers].astype("float64")
-    where = ", ".join(str(table.data[key]) for key in ("where", "setting") if table.data.get(key))
-    note = f"{table.paper} ({table.source}), {where}. A dash: out of memory, not given, or beyond the scale."
-    return plain(f"printed-{table.id}", str(table.data["title"]), data, note)
-
-
 def decompositions_table(found: Sequence[Decomposition]) -> Table:
     """N = C + X at every length."""
     data = decomposition_table(found)
     frame = data[["label", "length"]].copy()
+    if data["study"].nunique() > 1:
+        frame.insert(1, "study", data["study"])
+    keys = {}
     for name, title in (
         ("total", "N: nonoverlapping"),
         ("early", "C: early tokens"),
@@ -260,10 +273,12 @@ def decompositions_table(found: Sequence[Decomposition]) -> Table:
     ):
         values = data[[name, f"{name}_low", f"{name}_high"]].to_numpy().tolist()
         frame[title] = [interval_text(*row) for row in values]
+        keys[title] = data[name]
     return plain(
-        "decomposition",
+        "decompositions",
         "Where a change of the nonoverlapping loss comes from",
         frame,
         "N(L) - N(L') = [C(L) - C(L')] + [X(L) - X(L')], L' the training length; nats, with 95 % intervals.",
         data,
+        keys,
     )

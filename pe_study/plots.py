@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from pe_study import likeness, palette, tables
-from pe_study.captions import SHORT, absences, alternative, caption, slug
+from pe_study.captions import SHORT, absences, alternative, caption, listed, slug, suffixed, titled
 from pe_study.curves import Line, draw_lines, legend, length_axis, limits_of, training_line
 from pe_study.drawing import Canvas, Figure
 from pe_study.palette import CONTROL, Look
@@ -94,15 +94,18 @@ def protocols_figure(curves: pd.DataFrame, metric: str, looks: Looks) -> Figure 
     )
 
 
-def rescale_figure(curves: pd.DataFrame, metric: str, protocol: str, label: str) -> Figure | None:
-    """`metric` against length for one label under each rescale, with the unrescaled control beside it."""
+def rescale_figure(
+    curves: pd.DataFrame, metric: str, protocol: str, label: str, study: str = ""
+) -> Figure | None:
+    """`metric` against length for one label under each rescale, with the unrescaled control beside it.
+
+    `curves` are those of one study; `study` names it where the page has several.
+    """
     here = curves[(curves["protocol"] == protocol) & (curves["rescale"] != tables.TRUNCATION)]
     own = here[here["label"] == label]
     if own["rescale"].nunique() < 2 or not drawable(own, metric):
         return None
-    control = here[
-        (here["label"] == CONTROL) & here["study"].isin(own["study"]) & (here["rescale"] == "none")
-    ]
+    control = here[(here["label"] == CONTROL) & (here["rescale"] == "none")]
     control = control if label != CONTROL else control.iloc[:0]
     names = ["none", *sorted(set(own["rescale"].astype(str)) - {"none"})]
 
@@ -116,8 +119,8 @@ def rescale_figure(curves: pd.DataFrame, metric: str, protocol: str, label: str)
         panel.draw(canvas.axes()[0], canvas)
 
     return Figure(
-        name=f"rescale-{slug(label)}-{protocol}-{metric}",
-        title=f"{label} under each rescale: {SHORT[metric]} ({protocol})",
+        name=suffixed(f"rescale-{slug(label)}-{protocol}-{metric}", study),
+        title=titled(f"{label} under each rescale: {SHORT[metric]} ({protocol})", study),
         caption=caption(own, protocol) + absences(own, metric),
         alt=alternative(own, metric, by="rescale"),
         table=pd.concat([own, control]),
@@ -126,14 +129,14 @@ def rescale_figure(curves: pd.DataFrame, metric: str, protocol: str, label: str)
 
 
 def position_figure(positions: pd.DataFrame, metric: str, protocol: str, looks: Looks) -> Figure | None:
-    """`metric` by size of context, in windows of the longest length that has numbers."""
+    """`metric` by size of context, in windows of the longest length of each study that has numbers."""
     shown = unrescaled(positions[positions["protocol"] == protocol])
     shown = shown[np.isfinite(shown["nll"])]
-    shown = shown[shown["length"] == shown["length"].max()].sort_values("position_lo")
+    longest = shown.groupby("study", observed=True)["length"].transform("max")
+    shown = shown[shown["length"] == longest].sort_values("position_lo")
     if shown["position_lo"].nunique() < 2:
         return None
     middle = np.sqrt(shown["position_lo"] * (shown["position_hi"] - 1))
-    length = int(shown["length"].iloc[0])
 
     early = shown[(shown["position_hi"] <= shown["train_length"]) & (shown["position_lo"] >= 2)]
     lines = label_lines(shown.assign(length=middle), metric, looks)
@@ -152,9 +155,10 @@ def position_figure(positions: pd.DataFrame, metric: str, protocol: str, looks: 
             training_line(axes, int(train_length), canvas)
         draw_lines(axes, lines, canvas, limits)
 
+    windows = f"windows of {listed(shown['length'])} tokens"
     return Figure(
         name=f"position-{protocol}-{metric}",
-        title=f"{SHORT[metric].capitalize()} by position in windows of {length:,} tokens ({protocol})",
+        title=f"{SHORT[metric].capitalize()} by position in {windows} ({protocol})",
         caption=caption(shown, protocol)
         + " A point is a bin of context sizes, at its geometric middle."
         + likeness.warning(shown, metric),

@@ -128,9 +128,12 @@ def _lines(frame: pd.DataFrame, value: str, looks: Looks) -> list[Line]:
     """A line a series: a label's own look, other dashes for its rescales."""
     found = []
     frame = frame.assign(name=names_of(frame))
-    for (name, label, rescale), part in frame.groupby(["name", "label", "rescale"], sort=False):
+    studies = list(dict.fromkeys(frame["study"]))
+    keys = ["name", "study", "label", "rescale"]
+    for (name, study, label, rescale), part in frame.groupby(keys, sort=False):
         part = part.sort_values("length")
         look = looks[label] if rescale == "none" else palette.rescale_looks([rescale])[rescale]
+        look = palette.dashed(look, studies.index(study))
         values = [part[column].to_numpy(float) for column in (value, "low", "high")]
         found.append(Line(name, np.log2(part["length"].to_numpy(float)), values[0], look, *values[1:]))
     return found
@@ -181,4 +184,5 @@ def retrieval_table(rows: pd.DataFrame) -> Table:
         f"Wilson intervals over {OVER}, all depths together. floor: fewer than half right within the "
         "training length already, so longer lengths say nothing."
     )
-    return plain("retrieval", "Right answers by task and length", frame, note, everything)
+    keys = {"right, 95 % interval": everything["accuracy"] if len(counts) else [math.nan] * len(frame)}
+    return plain("retrieval", "Right answers by task and length", frame, note, everything, keys)

@@ -41,7 +41,7 @@ def training(material: Material) -> Section:
     if cost is not None and material.wants_table("cost"):
         section.tables.append(
             page_tables.plain(
-                "cost", "Cost of a run", _without_one_study(cost), "Mean over the seeds of a label."
+                "costs", "Cost of a run", _without_one_study(cost), "Mean over the seeds of a label."
             )
         )
     return section

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,23 @@ class View:
     lengths: tuple[int, ...] | None = None
     attention_run: str | None = None  # whose heads are drawn; None = the first that was measured
     published: bool = False  # also printed tables of other corpora than ours
+    places: Mapping[str, str] = field(default_factory=dict, compare=False)  # where each key was written
+
+    def check(self, known: Mapping[str, Collection[Any]]) -> None:
+        """UsageError for a value of `protocol`, `lengths` or `attention_run` that nothing measured goes by.
+
+        `known`: what there is, by key; a key without any is not checked, since nothing is measured yet.
+        """
+        for key, accepted in known.items():
+            asked = getattr(self, key)
+            values = list(asked) if isinstance(asked, tuple) else [] if asked is None else [asked]
+            strange = [value for value in values if value not in accepted]
+            if strange and accepted:
+                words = ", ".join(str(value) for value in accepted)
+                raise UsageError(
+                    f"{self.places.get(key, key)}: found {', '.join(map(describe, strange))}, which was not "
+                    f"measured; accepted: {words}"
+                )
 
 
 def read_view(path: Path | str | None) -> View:
@@ -46,14 +64,16 @@ def read_view(path: Path | str | None) -> View:
     if path is None:
         return View()
     document = read_mapping(path, UsageError)
-    names = [field.name for field in fields(View)]
+    names = [one.name for one in fields(View) if one.name != "places"]
     values: dict[str, Any] = {}
+    places: dict[str, str] = {}
     for key, value in document.value.items():
         where = f"{document.place((key,))}: {key}"
         if key not in names:
             raise UsageError(f"{where}: unknown key; {did_you_mean(str(key), names)}")
         values[key] = _check(key, value, where)
-    return View(**values)
+        places[key] = where
+    return View(**values, places=places)
 
 
 def _check(key: str, value: Any, where: str) -> Any:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study import bench_figures, bench_files, likeness, report, targets
+from pe_study import bench_figures, bench_files, likeness, report, tables, targets
 from pe_study.errors import DataError
 
 SMALL = {
@@ -66,7 +66,7 @@ def test_other_texts_are_flagged_and_nothing_is_called_best(tmp_path: Path) -> N
 
 
 def test_tokenizers_compare_in_bytes_alone() -> None:
-    one = synthetic.plain_rows(**SMALL)
+    one = tables.length_curves(synthetic.plain_rows(**SMALL))
     both = pd.concat([one, one.assign(study="b", tokenizer_hash="8" * 64)])
     assert likeness.unlike(both, "perplexity") == "2 different tokenizers"
     assert likeness.unlike(both, "bits_per_byte") is None
@@ -138,7 +138,7 @@ def test_a_bench_file_is_a_section_of_the_page(tmp_path: Path) -> None:
         "Speed of training at length 512 over that of LlamaForCausalLM (median of turns, lowest to highest): "
         "nope 1.25" in text
     )
-    data = pd.read_csv(tmp_path / "out" / "tables" / "bench-speed.csv")
+    data = pd.read_csv(tmp_path / "out" / "tables" / "bench-speed-table.csv")
     assert set(data["peak_memory_MiB"]) == {256}
     assert (data["to_LlamaForCausalLM_low"] == 1.0).all()
 
