@@ -10,12 +10,13 @@ batch, the dropout and the learning rate of a step are functions of (seed, step)
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,31 +97,47 @@ def _manifest(facts: Mapping[str, Any]) -> str:
 
 def verify(folder: Path | str) -> Snapshot:
     """Read every file of a snapshot against its manifest. CheckpointError naming the file that is missing,
-    cut short or changed."""
+    cut short, changed or cannot be read, whatever the reason."""
     folder = Path(folder)
-    facts = _read_manifest(folder / MANIFEST)
-    for name, expected in facts["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{path}: missing")
-        if path.stat().st_size != expected["size"]:
-            raise CheckpointError(f"{path}: {path.stat().st_size} bytes, {expected['size']} were written")
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
-                raise CheckpointError(f"{path}: its content changed since it was written")
+    with _readable(folder / MANIFEST):
+        facts = _read_manifest(folder / MANIFEST)
+        step, files = facts["step"], dict(facts["files"])
+    for name, expected in files.items():
+        with _readable(folder / name):
+            _verify_file(folder / name, expected)
+    named = _NAME.fullmatch(folder.name)
+    if named and int(named[1]) != step:
+        raise CheckpointError(f"{folder / MANIFEST}: of step {step}, not of the folder it lies in")
     return Snapshot(folder, facts)
 
 
+def _verify_file(path: Path, expected: Mapping[str, Any]) -> None:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing")
+    if path.stat().st_size != expected["size"]:
+        raise CheckpointError(f"{path}: {path.stat().st_size} bytes, {expected['size']} were written")
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
+            raise CheckpointError(f"{path}: its content changed since it was written")
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        facts = json.loads(text)
-        facts.pop("sha256")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{path}: missing or unreadable ({type(error).__name__})") from None
+    text = path.read_text(encoding="utf-8")
+    facts = json.loads(text)
+    facts.pop("sha256")
     if text != _manifest(facts):
         raise CheckpointError(f"{path}: its content changed since it was written")
     return facts
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Within the block, whatever a damaged file or disk raises is a CheckpointError naming the file."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise CheckpointError(f"{path}: missing or unreadable ({reason})") from None
 
 
 def newest(root: Path | str) -> Snapshot | None:
@@ -133,9 +150,40 @@ def newest(root: Path | str) -> Snapshot | None:
     return None
 
 
+def adopt(found: Snapshot, root: Path | str) -> Snapshot:
+    """Copy a snapshot that lies elsewhere to `root`, in place of those there, which are of another past."""
+    root = Path(root)
+    root.mkdir(parents=True, exist_ok=True)
+    beside = root / f".{found.folder.name}.tmp"
+    shutil.rmtree(beside, ignore_errors=True)
+    shutil.copytree(found.folder, beside)
+    verify(beside)
+    for path in (*beside.iterdir(), beside):
+        sync(path)
+    for folder in _folders(root):
+        shutil.rmtree(folder, ignore_errors=True)
+    folder = root / f"step_{found.step:08d}"
+    beside.rename(folder)
+    sync(root)
+    return Snapshot(folder, found.facts)
+
+
+def drop_newer(root: Path | str, step: int) -> list[int]:
+    """Remove the snapshots of steps after `step`; returns those steps, ascending."""
+    newer = {_step(folder): folder for folder in _folders(root) if _step(folder) > step}
+    for folder in newer.values():
+        shutil.rmtree(folder, ignore_errors=True)
+    return sorted(newer)
+
+
+def steps(root: Path | str) -> list[int]:
+    """The steps that have a snapshot, whole or not, ascending."""
+    return [_step(folder) for folder in _folders(root)]
+
+
 def prune(root: Path | str, *, keep: int, upto: int) -> None:
     """Remove all but the newest `keep` snapshots of steps <= `upto`, and every one of a later step."""
-    folders = {int(_NAME.fullmatch(folder.name)[1]): folder for folder in _folders(root)}  # type: ignore[index]
+    folders = {_step(folder): folder for folder in _folders(root)}
     kept = sorted(step for step in folders if step <= upto)[-keep:]
     for step, folder in folders.items():
         if step not in kept:
@@ -146,5 +194,12 @@ def _folders(root: Path | str) -> list[Path]:
     root = Path(root)
     if not root.is_dir():
         return []
-    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+    try:
+        found = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    except OSError as error:
+        raise CheckpointError(f"{root}: cannot be read ({error.strerror})") from None
+    return sorted(found, key=_step)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))

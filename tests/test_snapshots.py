@@ -1,6 +1,7 @@
 """Snapshots are whole or not there."""
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -76,7 +77,7 @@ def test_one_flipped_bit_is_noticed_wherever_it_is(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "emptied", "deleted", "a folder"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "emptied", "deleted", "a folder", "a loop"])
 def test_a_damaged_snapshot_gives_way_to_the_older_one(
     tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,10 +93,64 @@ def test_a_damaged_snapshot_gives_way_to_the_older_one(
         path.unlink()
         if damage == "a folder":
             path.mkdir()
+        elif damage == "a loop":
+            path.symlink_to(name)
     found = snapshots.newest(tmp_path)
     assert found is not None
     assert found.step == 1
     assert name in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", [b"[]", b"7", b"null", b'{"sha256": 1}', b"[" * 100_000, b"\xff\xfe\x00", b'{"a": \xff}']
+)
+def test_a_manifest_of_another_kind_gives_way_to_the_older_snapshot(
+    tmp_path: Path, text: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 1)
+    (save(tmp_path, 2).folder / "manifest.json").write_bytes(text)
+    assert snapshots.newest(tmp_path).step == 1  # type: ignore[union-attr]
+    assert "step_00000002/manifest.json" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_cannot_be_read_gives_way_to_the_older_snapshot(
+    tmp_path: Path,
+    number: int,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    save(tmp_path, 1)
+    bad = save(tmp_path, 2).folder / name
+    plain = io.open
+
+    def opened(file: Any, *args: Any, **options: Any) -> Any:
+        if str(file) == str(bad):
+            raise OSError(number, os.strerror(number), str(file))
+        return plain(file, *args, **options)
+
+    monkeypatch.setattr(io, "open", opened)
+    assert snapshots.newest(tmp_path).step == 1  # type: ignore[union-attr]
+    assert f"{bad}: missing or unreadable ({os.strerror(number)})" in caplog.text
+
+
+def test_a_snapshot_under_the_name_of_another_step_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(save(tmp_path, 4).folder, tmp_path / "step_00000099")
+    assert snapshots.newest(tmp_path).step == 4  # type: ignore[union-attr]
+    assert "step_00000099/manifest.json: of step 4" in caplog.text
+
+
+def test_a_snapshot_from_elsewhere_replaces_those_of_another_past(tmp_path: Path) -> None:
+    found = save(tmp_path / "old", 4)
+    for step in (2, 3, 8):
+        save(tmp_path / "new", step)
+    adopted = snapshots.adopt(found, tmp_path / "new")
+    assert steps(tmp_path / "new") == ["step_00000004"]
+    assert snapshots.verify(adopted.folder).facts == snapshots.verify(found.folder).facts
 
 
 class FullDisk:
