@@ -17,7 +17,7 @@ from pe_study.leaves import file_name, parse_length, problem, whole
 from pe_study.plan import Plan, read_plan
 from pe_study.schema import Section
 from pe_study.sections import CHECKPOINT_TOKENIZER, DataSpec, EncodingSpec, InitSpec, ModelSpec, TrainSpec
-from pe_study.yaml_strict import Document, KeyPath, describe
+from pe_study.yaml_strict import Document, describe
 
 if TYPE_CHECKING:
     from pe_study.encodings.base import Encoding
@@ -74,6 +74,7 @@ class Recipe(Section):
     eval: Plan = Field(default_factory=Plan, description="a plan, or the file that holds it")
 
     _path: Path | None = PrivateAttr(default=None)
+    _overrides: tuple[str, ...] = PrivateAttr(default=())
 
     @field_validator("name", mode="after")
     @classmethod
@@ -128,7 +129,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     recipe = schema.validate(Recipe, document, RecipeError)
     _check(recipe, document)
     recipe = recipe.model_copy(update={"encodings": _resolve_encodings(recipe, document)})
-    recipe._path = Path(path)
+    recipe._path, recipe._overrides = Path(path), tuple(overrides)
     return recipe
 
 
@@ -231,7 +232,7 @@ def _check(recipe: Recipe, document: Document) -> None:
     """What no key can know alone."""
     for key, holds, found, accepted in _relations(recipe):
         if not holds:
-            place = document.place(_key_path(key))
+            place = document.place(tuple(int(part) if part.isdigit() else part for part in key.split(".")))
             raise RecipeError(f"{place}: {key}: found {found}; accepted: {accepted}")
     try:
         recipe.eval.resolve(recipe.train.length)
@@ -272,13 +273,11 @@ def _relations(recipe: Recipe) -> Iterator[tuple[str, bool, object, str]]:
             accepted,
         )
     labels = [spec.label.casefold() for spec in recipe.encodings]
-    for index, label in enumerate(labels):
+    for index, (spec, label) in enumerate(zip(recipe.encodings, labels, strict=True)):
         accepted = "a label of its own, such as {name: rope, label: rope-2}"
         yield f"encodings.{index}.label", label not in labels[:index], f'"{label}" again', accepted
-
-
-def _key_path(key: str) -> KeyPath:
-    return tuple(int(part) if part.isdigit() else part for part in key.split("."))
+        accepted = f"null, the rate that tune chose, since train.lr is {train.lr}"
+        yield f"encodings.{index}.lr", spec.lr is None or not isinstance(train.lr, str), spec.lr, accepted
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

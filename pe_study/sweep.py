@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pe_study import tuning
 from pe_study.devices import VISIBLE, share_out, visible_gpus
 from pe_study.errors import Interrupted, PEStudyError, UsageError, did_you_mean
 from pe_study.recipe import load
@@ -35,8 +36,11 @@ def sweep(
     runs_root: Path | str = "runs",
     only: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """`{"run_id": …, "argv": […]}` for every run of the recipe that `only` selects."""
-    recipe = load(path, overrides)
+    """`{"run_id": …, "argv": […]}` for every run of the recipe that `only` selects.
+
+    RecipeError for what each of them would refuse: a tuned rate that is not there.
+    """
+    recipe = tuning.resolve(load(path, overrides), runs_root)
     common = [sys.executable, "-m", "pe_study", "train", str(path), *overrides, "--runs", str(runs_root)]
     return [
         {"run_id": run.run_id, "argv": [*common, "--only", f"run={run.run_id}"]}

@@ -7,6 +7,7 @@ redone, an interrupted one goes on, several run at once. What is chosen is writt
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,22 @@ from pe_study.train import train_study
 
 FACTORS = (0.5, 1.0, 2.0)
 SHARE = 5  # of the updates of the recipe, one in so many
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training: `factor` times the rate of the encoding of a recipe that is called `label`.
+
+    `lr_mult` is what a recipe would say, `multiplier` the number that this means in the whole training of the
+    recipe at this rate (None: no position parameters). `encoding` is what the trial trains: its schedule is
+    shorter, where `auto` may mean another number.
+    """
+
+    label: str
+    factor: float
+    lr_mult: float | str
+    multiplier: float | None
+    encoding: EncodingSpec
 
 
 def tune(
@@ -63,15 +80,11 @@ def tune(
 
 def trial_recipe(recipe: Recipe) -> Recipe:
     """The trials as a recipe: an encoding each, a fifth of the updates, the first seed, no other length."""
-    steps = max(recipe.train.steps // SHARE, 1)
-    warmup = min(round(recipe.train.warmup_steps * steps / recipe.train.steps), steps)
-    short = {"steps": steps, "warmup_steps": warmup, "eval_every": None}
-    train = recipe.train.model_copy(update=short)
     update = {
         "name": tuning.FOLDER,
         "seeds": recipe.seeds[:1],
-        "encodings": tuple(_trials(recipe, train)),
-        "train": train,
+        "encodings": tuple(trial.encoding for trial in trials(recipe)),
+        "train": _shortened(recipe.train),
         "eval": Plan(lengths=("1x",)),
     }
     grid = recipe.model_copy(update=update)
@@ -79,17 +92,32 @@ def trial_recipe(recipe: Recipe) -> Recipe:
     return grid
 
 
-def _trials(recipe: Recipe, train: TrainSpec) -> Iterator[EncodingSpec]:
+def trials(recipe: Recipe) -> Iterator[Trial]:
+    """Every trial: encodings, at each the rates, at each the multipliers of position parameters."""
     for spec in recipe.encodings:
         learned = position_parameters(recipe, spec) > 0
         encoding = build_encoding(recipe, spec, spec.label)
         for factor in FACTORS:
-            lr = _rate(train.at(spec).peak_lr, factor)
-            total = total_learning_rate(train.model_copy(update={"lr": lr}))
-            mults = tuning.mults_of(spec, encoding.auto_lr_mult(total) if learned else None)
-            for mult in mults:
-                label = f"{spec.label}@{factor:g}x" + (f"-mult-{mult}" if len(mults) > 1 else "")
-                yield spec.model_copy(update={"label": label, "lr": lr, "lr_mult": mult})
+            lr = _rate(recipe.train.at(spec).peak_lr, factor)
+            whole = recipe.train.model_copy(update={"lr": lr})
+            auto, auto_here = (
+                encoding.auto_lr_mult(total_learning_rate(train)) for train in (whole, _shortened(whole))
+            )
+            mults = tuning.mults_of(spec, auto if learned else None)
+            for mult, number in mults:
+                trained = mult if number is None or mult != "auto" or auto_here == number else number
+                label = f"{spec.label}@{factor:g}x"
+                if len(mults) > 1:
+                    label += f"-mult-{trained if isinstance(trained, str) else round(trained, 4)}"
+                own = spec.model_copy(update={"label": label, "lr": lr, "lr_mult": trained})
+                yield Trial(spec.label, factor, mult, number, own)
+
+
+def _shortened(train: TrainSpec) -> TrainSpec:
+    """A fifth of the updates, the warmup in proportion."""
+    steps = max(train.steps // SHARE, 1)
+    warmup = min(round(train.warmup_steps * steps / train.steps), steps)
+    return train.model_copy(update={"steps": steps, "warmup_steps": warmup, "eval_every": None})
 
 
 def _rate(lr: float, factor: float) -> float:
@@ -114,24 +142,20 @@ def _loss(root: Path, grid: Recipe, run: RunSpec) -> dict[str, Any] | None:
 
 
 def _result(recipe: Recipe, grid: Recipe, root: Path) -> dict[str, Any]:
-    trials = []
-    for run in grid.runs():
-        label = run.encoding.label.rpartition("@")[0]
-        spec = next(spec for spec in recipe.encodings if spec.label == label)
-        lr = run.encoding.lr
-        assert lr is not None
-        trials.append(
-            {
-                "label": label,
-                "encoding": tuning.encoding_of(spec),
-                "factor": next(f for f in FACTORS if _rate(recipe.train.at(spec).peak_lr, f) == lr),
-                "lr": lr,
-                "lr_mult": run.encoding.lr_mult,
-                **(_loss(root, grid, run) or {}),
-                "run": f"{tuning.FOLDER}/{run.run_id}",
-            }
-        )
-    labels = dict.fromkeys(trial["label"] for trial in trials)
+    found: list[dict[str, Any]] = [
+        {
+            "label": trial.label,
+            "encoding": tuning.encoding_of(trial.encoding),
+            "factor": trial.factor,
+            "lr": trial.encoding.lr,
+            "lr_mult": trial.lr_mult,
+            "multiplier": trial.multiplier,
+            **(_loss(root, grid, run) or {}),
+            "run": f"{tuning.FOLDER}/{run.run_id}",
+        }
+        for trial, run in zip(trials(recipe), grid.runs(), strict=True)
+    ]
+    own = {spec.label: spec.lr for spec in recipe.encodings}
     return {
         "study": recipe.name,
         "command": runs.command_line(),
@@ -141,8 +165,11 @@ def _result(recipe: Recipe, grid: Recipe, root: Path) -> dict[str, Any]:
         "full_steps": recipe.train.steps,
         "seed": recipe.seeds[0],
         "conditions": tuning.conditions(recipe),
-        "chosen": {label: tuning.choose([t for t in trials if t["label"] == label]) for label in labels},
-        "trials": trials,
+        "chosen": {
+            label: tuning.choose([trial for trial in found if trial["label"] == label], own_lr=lr)
+            for label, lr in own.items()
+        },
+        "trials": found,
         "versions": runs.versions(),
         **runs.git_commit(),
     }

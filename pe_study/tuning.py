@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pe_study.recipe import Recipe, training_differences, training_values
 from pe_study.sections import EncodingSpec
 
 FOLDER, RESULT, TABLE = "tune", "tune.json", "tune.md"
+DEFAULT_ROOT = Path("runs")
 TIE = 1e-3  # of the loss: rates closer than this are called a tie
 # Keys of training that decide how fast it is computed, not what is learned.
 _SPEED = (
@@ -38,9 +40,8 @@ def resolve(recipe: Recipe, runs_root: Path | str) -> Recipe:
         return recipe
     study = recipe.train.lr.partition(":")[2] or recipe.name
     path = Path(runs_root) / study / FOLDER / RESULT
-    file = recipe.path or "RECIPE"
-    command = f"pe-study tune {file} train.lr=NUMBER" + (f" name={study}" if study != recipe.name else "")
-    where = f"{file}: train.lr: found {recipe.train.lr}"
+    command = _command(recipe, study, runs_root)
+    where = f"{recipe.path or 'RECIPE'}: train.lr: found {recipe.train.lr}"
     if not path.is_file():
         raise RecipeError(f"{where}, but {path} is not there\nfirst run: {command}")
     tuning = read_json(path)
@@ -64,16 +65,20 @@ def encoding_of(spec: EncodingSpec) -> dict[str, Any]:
     return {"name": spec.name, **spec.options}
 
 
-def mults_of(spec: EncodingSpec, auto: float | None) -> tuple[float | str, ...]:
-    """The multipliers to try. `auto` is what `auto` means here, None without position parameters."""
-    if spec.lr_mult != "auto" or auto is None or auto == 1.0:
-        return (spec.lr_mult,)
-    return (1.0, "auto")
+def mults_of(spec: EncodingSpec, auto: float | None) -> tuple[tuple[float | str, float | None], ...]:
+    """The multipliers to try: what a recipe would say, and the number that this means.
+
+    `auto` is what `auto` means in the whole training, None without position parameters.
+    """
+    if spec.lr_mult != "auto":
+        return ((spec.lr_mult, None if auto is None else float(spec.lr_mult)),)
+    return (("auto", auto),) if auto in (None, 1.0) else ((1.0, 1.0), ("auto", auto))
 
 
-def choose(trials: list[dict[str, Any]]) -> dict[str, Any]:
+def choose(trials: list[dict[str, Any]], own_lr: float | None = None) -> dict[str, Any]:
     """The trial of one encoding with the lowest loss, and what a reader has to know of it (`said`).
 
+    `own_lr`: the rate that the recipe gives to this encoding alone, around which others were tried.
     Of equal losses the one nearest to the recipe's own rate is taken. UsageError where none is finite.
     """
     finite = [trial for trial in trials if trial["val_loss"] is not None]
@@ -88,13 +93,14 @@ def choose(trials: list[dict[str, Any]]) -> dict[str, Any]:
         for trial in finite
         if trial is not best and _differs_little(trial["val_loss"], best["val_loss"])
     ]
-    said = [f"a tie: {', '.join(close)} within {100 * TIE:g} %"] if close else []
+    said = [] if own_lr is None else [f"x1 is its own rate, {own_lr:g}"]
+    said += [f"a tie: {', '.join(close)} within {100 * TIE:g} %"] if close else []
     if best["factor"] in (factors[0], factors[-1]) and factors[0] != factors[-1]:
         end = "lowest" if best["factor"] == factors[0] else "highest"
         said.append(f"at the edge: the {end} rate tried, the optimum may lie beyond")
     lost = [_name(trial) for trial in trials if trial["val_loss"] is None]
     said += [f"without a finite loss: {', '.join(lost)}"] if lost else []
-    kept = {key: best[key] for key in ("encoding", "factor", "lr", "lr_mult", "val_loss")}
+    kept = {key: best[key] for key in ("encoding", "factor", "lr", "lr_mult", "multiplier", "val_loss")}
     return {**kept, "said": said}
 
 
@@ -104,7 +110,7 @@ def table(tuning: Mapping[str, Any]) -> list[dict[str, str]]:
     for label, chosen in tuning["chosen"].items():
         trials = [trial for trial in tuning["trials"] if trial["label"] == label]
         losses = {f"x{factor:g}": _loss(trials, factor) for factor in sorted({t["factor"] for t in trials})}
-        picked = {"lr": f"{chosen['lr']:g}", "lr_mult": str(chosen["lr_mult"])}
+        picked = {"lr": f"{chosen['lr']:g}", "lr_mult": _multiplier(chosen)}
         rows.append({"encoding": label, **losses, **picked, "note": "; ".join(chosen["said"])})
     return rows
 
@@ -155,6 +161,14 @@ def _loss(trials: list[dict[str, Any]], factor: float) -> str:
     return " / ".join("not finite" if loss is None else f"{loss:.4f}" for loss in found)
 
 
+def _multiplier(chosen: Mapping[str, Any]) -> str:
+    """`1`, or `auto (7.18)`; the number is left out where no parameter has it or it is the usual 1."""
+    word, number = chosen["lr_mult"], chosen["multiplier"]
+    if word != "auto":
+        return f"{word:g}"
+    return word if number in (None, 1.0) else f"{word} ({number:.3g})"
+
+
 def _name(trial: Mapping[str, Any]) -> str:
     return f"x{trial['factor']:g}" + (" with lr_mult 1" if trial["lr_mult"] == 1.0 else "")
 
@@ -164,7 +178,21 @@ def _differs_little(loss: float, best: float) -> bool:
 
 
 def _at_rate(spec: EncodingSpec, chosen: Mapping[str, Any]) -> EncodingSpec:
-    return spec.model_copy(update={"lr": chosen["lr"], "lr_mult": chosen["lr_mult"]})
+    """The encoding at the chosen rate, its multiplier the chosen number; `auto` stays where that is 1."""
+    number = chosen["multiplier"]
+    mult = chosen["lr_mult"] if number in (None, 1.0) else number
+    return spec.model_copy(update={"lr": chosen["lr"], "lr_mult": mult})
+
+
+def _command(recipe: Recipe, study: str, runs_root: Path | str) -> str:
+    """The command line of `tune` that a recipe needs, with what was laid over it on its own command line."""
+    kept = [each for each in recipe._overrides if each.partition("=")[0] not in ("train.lr", "name")]
+    given = dict(each.partition("=")[::2] for each in recipe._overrides)
+    name = [f"name={study}"] if "name" in given or study != recipe.name else []
+    root = ["--runs", str(runs_root)] if Path(runs_root) != DEFAULT_ROOT else []
+    return shlex.join(
+        ["pe-study", "tune", str(recipe.path or "RECIPE"), *kept, "train.lr=NUMBER", *name, *root]
+    )
 
 
 def _check(where: str, tuning: Mapping[str, Any], recipe: Recipe, command: str) -> None:
@@ -177,5 +205,9 @@ def _check(where: str, tuning: Mapping[str, Any], recipe: Recipe, command: str) 
         chosen = tuning["chosen"].get(spec.label)
         if chosen is None:
             raise RecipeError(f"{where} does not hold {spec.label}\nrun: {command}")
+        if "multiplier" not in chosen:
+            raise RecipeError(
+                f"{where} of an older version holds no number for lr_mult of {spec.label}\nrun: {command}"
+            )
         if chosen["encoding"] != encoding_of(spec) or spec.lr_mult not in ("auto", chosen["lr_mult"]):
             raise RecipeError(f"{where} holds {spec.label} with other options\nrun: {command}")

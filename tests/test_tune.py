@@ -10,6 +10,7 @@ from tiny import tiny_recipe
 from pe_study import cli, recipe, runs, tune, tuning
 from pe_study.errors import Interrupted, NonFiniteLossError, RecipeError, UsageError
 from pe_study.model import PEStudyForCausalLM
+from pe_study.schedules import total_learning_rate
 from pe_study.stopping import StopRequest
 from pe_study.train import train_study
 
@@ -44,15 +45,69 @@ def test_no_model_reads_more_than_the_training_length(tuned):
 def test_trials_are_rates_times_multipliers_of_position_parameters(tuned):
     """rope has none; for t5 `auto` is not 1, so both are tried. A fifth of the updates."""
     folder, result, _ = tuned
-    trials = [(trial["label"], trial["factor"], trial["lr"], trial["lr_mult"]) for trial in result["trials"]]
+    keys = ("label", "factor", "lr", "lr_mult", "multiplier")
+    trials = [tuple(trial[key] for key in keys) for trial in result["trials"]]
     rates = {0.5: 0.0015, 1.0: 0.003, 2.0: 0.006}
-    expected = [("t5", factor, lr, mult) for factor, lr in rates.items() for mult in (1.0, "auto")]
-    assert trials == expected + [("rope", factor, lr, "auto") for factor, lr in rates.items()]
+    expected = [
+        ("t5", factor, lr, *mult) for factor, lr in rates.items() for mult in ((1.0, 1.0), ("auto", 30.0))
+    ]
+    assert trials == expected + [("rope", factor, lr, "auto", None) for factor, lr in rates.items()]
     assert result["steps"] == 1
     for trial in result["trials"]:
         done = runs.read_json(folder / "runs" / "tiny" / trial["run"] / "DONE")
         assert done["val_loss"] == trial["val_loss"]
         assert done["step"] == 1
+
+
+LONG = ("train.steps=1000", "train.warmup_steps=0", "train.schedule=constant")
+"""With lr r, `auto` of t5 is 15 / 1000 r in the whole training and 15 / 200 r in its trials."""
+
+
+def multipliers(grid):
+    """`lr_mult` of each trial as its optimizer gets it, whatever the recipe says."""
+    for run in grid.runs():
+        encoding = recipe.build_encoding(grid, run.encoding, "")
+        total = total_learning_rate(grid.train.at(run.encoding))
+        yield encoding.auto_lr_mult(total) if run.encoding.lr_mult == "auto" else run.encoding.lr_mult
+
+
+def test_a_trial_has_the_multiplier_of_the_whole_training(tmp_path):
+    """`auto` of the shorter schedule would be 10, 5 and 2.5 times what the recipe trains with."""
+    full = recipe_in(tmp_path, *LONG, "encodings=[t5]")
+    found = list(tune.trials(full))
+    autos = [each.multiplier for each in found if each.lr_mult == "auto"]
+    assert autos == pytest.approx([10.0, 5.0, 2.5])
+    assert list(multipliers(tune.trial_recipe(full))) == [each.multiplier for each in found]
+    assert [each.encoding.label for each in found][1] == "t5@0.5x-mult-10.0"
+
+
+def test_one_multiplier_is_not_tried_twice(tmp_path):
+    """At 0.01, 0.02 and 0.04 `auto` of the whole training is 1.5, 1 and 1; in trials 7.5, 3.75, 1.9."""
+    full = recipe_in(tmp_path, *LONG, "train.lr=0.02", "encodings=[t5]")
+    found = [(each.factor, each.lr_mult, each.multiplier) for each in tune.trials(full)]
+    half = [(0.5, 1.0, 1.0), (0.5, "auto", pytest.approx(1.5))]
+    assert found == [*half, (1.0, "auto", 1.0), (2.0, "auto", 1.0)]
+    assert list(multipliers(tune.trial_recipe(full)))[2:] == [1.0, 1.0]
+
+
+def test_the_number_of_the_chosen_trial_is_trained(tmp_path):
+    """The recipe, its hash and the optimizer hold the number that the trial had, not a word."""
+    full = recipe_in(tmp_path, *LONG, "encodings=[t5]")
+    best = next(each for each in tune.trials(full) if each.factor == 2 and each.lr_mult == "auto")
+    chosen = trial(2.0, 2.0) | {"lr": best.encoding.lr, "multiplier": best.multiplier}
+    chosen["encoding"] = tuning.encoding_of(full.encodings[0])
+    result = {"lr": 3e-3, "conditions": tuning.conditions(full), "chosen": {"t5": tuning.choose([chosen])}}
+    file = tmp_path / "runs" / "tiny" / "tune" / "tune.json"
+    file.parent.mkdir(parents=True)
+    runs.write_json(file, result)
+    asking = recipe_in(tmp_path, *LONG, "encodings=[t5]", "train.lr=tuned")
+    resolved = tuning.resolve(asking, tmp_path / "runs").encodings[0]
+    assert (resolved.lr, resolved.lr_mult) == (0.006, pytest.approx(2.5))
+    assert tuning.table(result | {"trials": [chosen]})[0]["lr_mult"] == "auto (2.5)"
+    del result["chosen"]["t5"]["multiplier"]
+    runs.write_json(file, result)
+    with pytest.raises(RecipeError, match=r"older version holds no number for lr_mult of t5\nrun: pe-study"):
+        tuning.resolve(asking, tmp_path / "runs")
 
 
 def test_the_lowest_loss_is_chosen(tuned):
@@ -92,8 +147,8 @@ def test_a_tuned_recipe_trains_with_the_numbers(tuned):
     train_study(loaded, folder / "runs", {"encoding": "t5"})
     run, chosen = folder / "runs" / "other" / "t5-s0", result["chosen"]["t5"]
     written = recipe.load(run / "recipe.yaml")
-    assert (written.train.lr, written.encodings[0].lr_mult) == (chosen["lr"], chosen["lr_mult"])
-    mult = f"encodings.0.lr_mult={chosen['lr_mult']}"
+    assert (written.train.lr, written.encodings[0].lr_mult) == (chosen["lr"], chosen["multiplier"])
+    mult = f"encodings.0.lr_mult={chosen['multiplier']}"
     plain = recipe_in(folder, f"train.lr={chosen['lr']}", mult, "name=other")
     values = recipe.training_values(plain, plain.runs()[0])
     assert runs.read_json(run / "provenance.json")["training"] == values
@@ -106,9 +161,12 @@ def test_a_tuned_recipe_trains_with_the_numbers(tuned):
     [
         (
             ["name=new", "train.lr=tuned"],
-            r"tune\.json is not there\nfirst run: pe-study tune .*train.lr=NUMBER$",
+            r"tune\.json is not there\nfirst run: pe-study tune .*NUMBER name=new --runs \S*/runs$",
         ),
-        (["train.lr=tuned:none"], r"tune\.json is not there\nfirst run: pe-study tune .*NUMBER name=none$"),
+        (
+            ["train.lr=tuned:none", "encodings=[t5, nope]"],
+            r"first run: .*tiny.yaml .* 'encodings=\[t5, nope\]' train.lr=NUMBER name=none --runs \S*/runs$",
+        ),
         (
             ["train.lr=tuned", "model.d_ff=64"],
             r"other conditions \(model.d_ff: 48 -> 64\)\nrun: pe-study tune",
@@ -130,6 +188,31 @@ def test_rates_that_are_none_are_refused(tmp_path):
         tune.tune(recipe_in(tmp_path, "train.lr=tuned"), tmp_path / "runs")
 
 
+def test_the_command_holds_for_the_default_folder_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=r"first run: .*train.snapshot_every=null train.lr=NUMBER$"):
+        tuning.resolve(recipe_in(tmp_path, "train.lr=tuned"), "runs")
+
+
+def test_a_rate_by_hand_is_not_overruled(tmp_path):
+    """Beside `tuned` it is refused; `tune` tries other rates around it and says so."""
+    with pytest.raises(RecipeError, match=r"encodings\.1\.lr: found 0\.01; accepted: null, .* is tuned"):
+        recipe_in(tmp_path, "train.lr=tuned", "encodings.1.lr=0.01")
+    by_hand = recipe_in(tmp_path, "encodings.1.lr=0.01")
+    assert [each.encoding.lr for each in tune.trials(by_hand) if each.label == "rope"] == [0.005, 0.01, 0.02]
+    said = tuning.choose([trial(0.5, 2.1), trial(1.0, 2.0), trial(2.0, 2.2)], own_lr=0.01)["said"]
+    assert said == ["x1 is its own rate, 0.01"]
+
+
+def test_a_sweep_of_rates_that_are_not_there_is_refused(tmp_path, capsys):
+    """Its jobs would all be."""
+    path = str(recipe_in(tmp_path).path)
+    assert cli.main(["sweep", path, "train.lr=tuned", "--runs", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "first run: pe-study tune" in said.err
+
+
 def test_keys_of_speed_and_seeds_do_not_change_the_conditions(tmp_path):
     plain, other = (recipe_in(tmp_path, *more) for more in ([], ["train.kernel=eager", "seeds=[3]"]))
     assert tuning.conditions(plain) == tuning.conditions(other)
@@ -143,6 +226,7 @@ def trial(factor: float, loss: float | None, mult: float | str = "auto") -> dict
         "factor": factor,
         "lr": factor / 100,
         "lr_mult": mult,
+        "multiplier": 1.0 if mult == 1.0 else 30.0,
         "val_loss": loss,
     }
 
