@@ -21,6 +21,7 @@ import pe_study.model
 from pe_study import attention, hf_attention, hf_rope, hub, rope_scaling, runs, trained_rescale
 from pe_study.declared import Declaration, declare
 from pe_study.errors import CheckpointError, PEStudyError, RescaleError, UsageError, did_you_mean
+from pe_study.frozen import follows_running_length as follows_running_length
 from pe_study.load_checks import check_causal, check_weights
 from pe_study.position_tables import max_length as max_length
 
@@ -256,12 +257,6 @@ def lift_limits(config: Any, length: int) -> None:
         config.n_positions = max(config.n_positions, length)
     if config.model_type == "mpt" and config.attn_config.alibi:
         config.max_seq_len = max(config.max_seq_len, length)
-
-
-def follows_running_length(model: Any) -> bool:
-    """Whether a model's frequencies change with the tokens it has seen, so that no cache is exact."""
-    config = getattr(model, "config", None)
-    return config is not None and hf_rope.follows_running_length(config)
 
 
 def cache_name(model: Any) -> str | None:

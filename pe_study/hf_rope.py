@@ -55,13 +55,19 @@ def original_length(config: Any) -> int | None:
 
 def follows_running_length(config: Any) -> bool:
     """Whether transformers would change the frequencies while a context grows."""
-    for _, parameters in _parameters(config.get_text_config()):
+    return bool(running_kinds(config))
+
+
+def running_kinds(config: Any) -> dict[str | None, str]:
+    """Kinds that follow the running length, by layer type (None: all layers have one)."""
+    found = {}
+    for layer_type, parameters in _parameters(config.get_text_config()):
         kind = parameters.get("rope_type", "default")
-        if kind == "dynamic" or (
+        if "dynamic" in kind or (
             kind == "longrope" and parameters["short_factor"] != parameters["long_factor"]
         ):
-            return True
-    return False
+            found[layer_type] = kind
+    return found
 
 
 def apply(config: Any, spec: str | Rescale, length: int) -> None:

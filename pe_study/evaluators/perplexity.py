@@ -19,6 +19,7 @@ from pe_study.evaluators import sharing, windows
 from pe_study.evaluators.jobs import Job, Sums, read_documents
 from pe_study.evaluators.reading import BATCH_TOKENS, Reading
 from pe_study.evaluators.scoring import Scorer, evaluation_mode, is_out_of_memory
+from pe_study.frozen import frozen
 from pe_study.rows import make_rows
 
 logger = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ def losses(
     """
     _check_vocabulary(job, model)
     batches = job.batches(reading.batch_tokens)
-    with evaluation_mode(model):
+    with evaluation_mode(model), frozen(model, job.length):
         scorer = Scorer(model, new_cache=reading.new_cache)
         for indices in sharing.mine(batches) if shared else batches:
             ids_BT, targets_BK = job.inputs(indices)
