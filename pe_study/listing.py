@@ -129,7 +129,9 @@ def results(folder: Path) -> str:
     """What an evaluation measured, a table a protocol: bits per byte, or perplexity without bytes."""
     from pe_study import rows, tables
 
-    curves = tables.length_curves(rows.read_rows(folder))
+    frame = rows.read_rows(folder)
+    aggregation = runs.read_json(folder / "results.json")["config"]["plan"]["aggregation"]
+    curves = tables.length_curves(frame[frame["protocol"] != tables.LATE], aggregation)
     metric = "bits_per_byte" if curves["bits_per_byte"].notna().any() else "perplexity"
     blocks = []
     for protocol, shown in curves.groupby("protocol", sort=False):
@@ -137,7 +139,8 @@ def results(folder: Path) -> str:
         if wide["study"].nunique() == 1:
             wide = wide.drop(columns="study")
         lines = [{str(key): _figure(value) for key, value in row.items()} for row in wide.to_dict("records")]
-        blocks.append(f"{tables.METRICS[metric]}, {protocol}\n{layout.table(lines)}")
+        means = " (means of window means)" if aggregation == "yarn" else ""
+        blocks.append(f"{tables.METRICS[metric]}, {protocol}{means}\n{layout.table(lines)}")
     return "\n\n".join([*blocks, *_cache_lines(folder)])
 
 

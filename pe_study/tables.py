@@ -75,10 +75,11 @@ def protocols_of(rows: pd.DataFrame) -> list[str]:
     return sorted(found, key=lambda name: (rank.get(name.partition("_")[0], len(rank)), name))
 
 
-def cells(rows: pd.DataFrame) -> pd.DataFrame:
+def cells(rows: pd.DataFrame, aggregation: str = "token") -> pd.DataFrame:
     """One row a series, length and seed: sums of nll, tokens, bytes, windows; nll and bits_per_byte.
 
-    A cell with a lost row keeps its place with that status and no number.
+    A cell with a lost row keeps its place with that status and no number. aggregation: `token` weights by
+    tokens, `yarn` takes the mean of window means.
     """
     keys = [*SERIES, "length", "seed"]
     scored = rows["num_tokens"] > 0
@@ -94,6 +95,7 @@ def cells(rows: pd.DataFrame) -> pd.DataFrame:
         num_bytes=("num_bytes", "sum"),
         bytes_known=("bytes_known", "all"),
         num_windows=("num_windows", "sum"),
+        window_means=("window_mean_sum", "sum"),
         num_documents=("counted", "nunique"),
         untrained_rows=("untrained_rows", "max"),
         factor=("factor", "max"),
@@ -103,6 +105,9 @@ def cells(rows: pd.DataFrame) -> pd.DataFrame:
         status=("lost", "first"),
     )
     table["status"] = table["status"].fillna("ok")
+    means = table.pop("window_means") / table["num_windows"]
+    if aggregation == "yarn":
+        table["nll_sum"] = means * table["num_tokens"]
     return _divide(table.reset_index())
 
 
@@ -150,7 +155,7 @@ def _margin(group: Any) -> pd.Series:
 def _exponentiate(frame: pd.DataFrame) -> pd.DataFrame:
     for end in ("", "_low", "_high"):
         frame[f"perplexity{end}"] = perplexity(frame[f"nll{end}"])
-    frame["overflow"] = frame["nll"] > MAX_EXPONENT
+    frame["overflow"] = (frame["nll"] > MAX_EXPONENT).fillna(False).astype(bool)  # lost cells do not overflow
     return frame
 
 
@@ -159,9 +164,9 @@ def perplexity(nll: pd.Series) -> pd.Series:
     return np.exp(nll.astype("float64").where(nll <= MAX_EXPONENT))
 
 
-def length_curves(rows: pd.DataFrame) -> pd.DataFrame:
+def length_curves(rows: pd.DataFrame, aggregation: str = "token") -> pd.DataFrame:
     """Every series at every length: the table behind each length figure."""
-    curves = over_seeds(cells(rows), [*SERIES, "length"])
+    curves = over_seeds(cells(rows, aggregation), [*SERIES, "length"])
     place = curves.assign(order=[order(str(encoding)) for encoding in curves["encoding"]])
     kind = place["rescale"].astype(str).where(place["rescale"] != "none", "")
     by = ["study", "order", "label", "kind", "protocol", "length"]

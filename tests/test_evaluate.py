@@ -12,7 +12,7 @@ import torch
 from tiny import tiny_recipe
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from pe_study import cli, comparisons, rows, tables
+from pe_study import cli, comparisons, listing, rows, tables
 from pe_study.errors import CheckpointError, DataError, PlanError, RescaleError, UsageError
 from pe_study.evaluators import evaluation
 from pe_study.evaluators.study import default_folder, default_plan, evaluate
@@ -194,6 +194,24 @@ def test_a_checkpoint_runs_the_same_plan(tmp_path, text):
     assert set(frame["model"]) == {source}
     assert set(frame["train_length"]) == {32}
     assert set(frame["length"]) == {32, 64, 128}
+
+
+def test_means_of_windows_are_what_is_printed_and_written(tmp_path, text):
+    """`aggregation: yarn` is the mean of window means wherever its number is read."""
+    source = str(llama_folder(tmp_path / "llama"))
+    plan = plan_of(corpus=str(text), lengths=[32, 64], protocols=[{"name": "sliding", "stride": 8}])
+    plan = plan.with_overrides(["rescales=[none]", "num_documents=2", "aggregation=yarn"])
+    folder = evaluate(source, plan, runs_root=tmp_path / "runs")
+    frame = rows.read_rows(folder)
+    [cell] = json.loads((folder / "results.json").read_text())["results"].values()
+    for length, part in frame.groupby("length"):
+        mean = part["window_mean_sum"].sum() / part["num_windows"].sum()
+        assert mean != pytest.approx(part["nll_sum"].sum() / part["num_tokens"].sum(), rel=1e-4)
+        assert cell[f"nll_{length},none"] == pytest.approx(mean)
+        bits = mean * part["num_tokens"].sum() / np.log(2) / part["num_bytes"].sum()
+        assert cell[f"bits_per_byte_{length},none"] == pytest.approx(bits)
+        assert f"{bits:.3f}" in listing.results(folder)
+    assert "sliding (means of window means)" in listing.results(folder)
 
 
 def test_targets_that_end_alike_get_a_folder_each(tmp_path, text):

@@ -318,6 +318,26 @@ def test_a_length_that_fails_is_a_row_and_the_others_finish(error, status):
     assert str(error) in frame.attrs["errors"][16]
 
 
+def test_nan_far_out_takes_no_shorter_prefix_with_it(monkeypatch):
+    """One pass for all prefixes: masked values that are NaN reach back, so each length is read for itself."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes)).eval()
+    plain = model.forward
+
+    def forward(input_ids, **options):
+        output = plain(input_ids, **options)
+        output.logits *= math.nan if input_ids.shape[1] > 12 else 1.0
+        return output
+
+    documents = [np.arange(40) % 50]
+    alone = evaluate_perplexity(documents, lengths=[10], protocol="prefix", model=model)
+    monkeypatch.setattr(model, "forward", forward)
+    frame = evaluate_perplexity(documents, lengths=[10, 20], protocol="prefix", model=model)
+    assert set(frame[frame["length"] == 20]["status"]) == {"error"}
+    short = frame[frame["length"] == 10]
+    assert short["nll_sum"].sum() == pytest.approx(alone["nll_sum"].sum(), rel=1e-6)
+
+
 def test_nan_is_an_error_not_a_number():
     def model(ids):
         return SimpleNamespace(logits=torch.full((*ids.shape, 50), math.nan))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from test_evaluate import llama_folder, plan_of
 from tiny import tiny_recipe
 
 from pe_study import listing, rows, runs
+from pe_study.checkpoints import load_causal_lm
 from pe_study.evaluators import perplexity
+from pe_study.evaluators.jobs import Job, read_documents
+from pe_study.evaluators.reading import Reading
 from pe_study.evaluators.study import evaluate
+from pe_study.evaluators.windows import protocol
 from pe_study.train import train_study
 
 
@@ -47,8 +52,8 @@ def test_with_bos_documents_leave_no_tail_and_streams_do(study, tmp_path, unit):
         targets[bos] = frame.groupby(keys)[["num_tokens", "num_windows"]].sum()
     more = (targets[True] - targets[False])["num_tokens"].to_dict()
     assert len(more) == len(targets[False])
-    for (_, protocol, _, _), difference in more.items():
-        whole = unit == "stream" and protocol in ("nonoverlapping", "sliding")
+    for (_, name, _, _), difference in more.items():
+        whole = unit == "stream" and name in ("nonoverlapping", "sliding")
         assert difference == (1 if whole else 0)  # of a stream, its first token
     if unit == "document":
         assert targets[True]["num_windows"].to_dict() == targets[False]["num_windows"].to_dict()
@@ -85,6 +90,21 @@ def test_one_pass_where_no_frequency_changes(tmp_path, monkeypatch):
         within = [8, 16, 32]
         assert frames[rescale][within].tolist() == pytest.approx(frames["none"][within].tolist(), rel=1e-6)
         assert frames[rescale][128] != pytest.approx(frames["none"][128], rel=1e-6)
+
+
+def test_an_8_bit_cache_reads_alike_in_any_batch(tmp_path):
+    """Its scales are those of all windows that are read together, so they are read one at a time."""
+    source = str(llama_folder(tmp_path / "llama"))
+    model, _ = load_causal_lm(source)
+    documents = [np.random.default_rng(seed).integers(0, 256, 600) for seed in range(3)]
+    found = []
+    for rows_at_once in (3, 1):
+        job = Job.build(read_documents(documents, None), protocol("prefix"), 599, longest=599)
+        reading = Reading(599 * rows_at_once, "fp8")
+        found.append(np.concatenate([nll for _, nll in perplexity.losses(job, model, reading)]))
+    assert np.array_equal(found[0], found[1])
+    exact = np.concatenate([nll for _, nll in perplexity.losses(job, model, Reading(599 * 3))])
+    assert not np.array_equal(found[0], exact)
 
 
 def test_the_cost_of_an_8_bit_cache_is_told(tmp_path):

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import tiny
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from pe_study.data import Document, Tokenizer
 from pe_study.evaluators import reader, retrieval
@@ -105,6 +106,17 @@ def test_a_uniform_model_knows_nothing():
     assert row["target_logprob"] == pytest.approx(-6 * np.log(257))
 
 
+class NotANumber(Uniform):
+    def forward(self, input_ids, **options):
+        return SimpleNamespace(logits=super().forward(input_ids, **options).logits * np.nan)
+
+
+def test_nan_ranks_nowhere():
+    """Case 34: a likelihood that is NaN is no first place among ten."""
+    row = retrieval.score_needle(NotANumber(), needle(), BYTES)
+    assert row["status"] == "error" and "rank" not in row and "correct" not in row
+
+
 def test_gain_of_a_copy_is_known():
     """A copier saves all it can save; a uniform model saves nothing."""
     text = Document(np.frombuffer(b"abcdefghij" * 60, dtype=np.uint8).astype(np.int64))
@@ -186,6 +198,48 @@ def test_rows_of_a_study(study, tmp_path, monkeypatch):
     monkeypatch.setattr(retrieval._Tasks, "_guarded", None)
     again = retrieval.measure(evaluations(study, rescales=["none", "yarn:2"]), tmp_path)
     pd.testing.assert_frame_equal(again, frame)
+
+
+def test_a_copy_counts_once_where_depths_have_one_distance(study, tmp_path):
+    """In windows of twice the copied tokens every depth lies at one distance: the same probe, not five."""
+    prepared = evaluations(study, lengths=[64], tasks=["copy"], depths=[0.0, 0.25, 0.5, 1.0])
+    frame = retrieval.measure(prepared, tmp_path)
+    for _, part in frame.groupby("label"):
+        assert len(part) == 2 == part["sample"].nunique()
+        assert part["gain"].nunique() == 2
+
+
+def test_past_the_positions_of_a_checkpoint_nothing_runs(tmp_path, monkeypatch):
+    sizes = {"n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    config = GPT2Config(vocab_size=257, bos_token_id=None, eos_token_id=None, **sizes)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    byte_tokenizer().save_pretrained(tmp_path / "gpt2")
+    source, read, plain = str(tmp_path / "gpt2"), [], GPT2LMHeadModel.forward
+
+    def forward(self, input_ids, **options):
+        read.append(input_ids.shape[1])
+        return plain(self, input_ids, **options)
+
+    monkeypatch.setattr(GPT2LMHeadModel, "forward", forward)
+    plan = load_plan({"lengths": [300], "unit": "stream", "tasks": ["passkey", "copy"], "corpus": "stdlib"})
+    [subject] = find_subjects(source, tmp_path, {}, {})
+    frame = retrieval.measure([Evaluation.prepare(subject, plan, "auto", Texts())], tmp_path / "out")
+    assert set(frame["status"]) == {"unsupported"}
+    assert max(read) < 64, "but for the few tokens of the check that it is causal"
+
+
+def test_retrieval_reads_through_the_cache_that_was_asked_for(study, tmp_path):
+    """An 8-bit cache changes a copy's gain and a needle's likelihood, and the rows say so."""
+    found = {}
+    for cache in ("full", "fp8"):
+        prepared = evaluations(study, rescales=["none"], lengths=[600], cache=cache)
+        [rope] = [each for each in prepared if each.subject.name == "rope-s0"]
+        found[cache] = retrieval.measure([rope], tmp_path / cache)
+    assert set(found["fp8"]["dtype"]) == {"float32, fp8 cache"}
+    for task in ("passkey", "copy"):
+        full, eighth = (frame[frame["task"] == task]["target_logprob"] for frame in found.values())
+        assert eighth.tolist() != full.tolist()
+        assert eighth.tolist() == pytest.approx(full.tolist(), rel=0.01)
 
 
 def test_the_factor_is_that_of_the_frequencies(study, tmp_path):

@@ -134,7 +134,7 @@ class Evaluation:
             "text": self.text.hash,
             "longest": max(self.lengths) if cell.protocol.past_longest else None,
             "kernel": self.kernel,
-            "dtype": self._dtype(cache or self.plan.cache),
+            "dtype": self.dtype(cache or self.plan.cache),
             "identity": dict(self.subject.identity),
             "rescale": cell.rescale,
             "length": cell.length,
@@ -165,10 +165,11 @@ class Evaluation:
         return [found[cell] for cell in self.cells()]
 
     @property
-    def _reading(self) -> Reading:
+    def reading(self) -> Reading:
+        """How windows are read, and through which cache."""
         return Reading(self.plan.batch_tokens, self.plan.cache)
 
-    def _dtype(self, cache: str) -> str:
+    def dtype(self, cache: str) -> str:
         """Of the weights, and of the cached keys and values where they have another."""
         dtype = self.subject.checkpoint.dtype
         return dtype if cache == "full" else f"{dtype}, {cache} cache"
@@ -200,7 +201,7 @@ class Evaluation:
             return [guarded(job, partial(truncation.measure, job)) for job in jobs]
         if control in far_context.asked(self.plan):
             jobs = [far_context.replaced(job, control, self.subject.train_length or 0) for job in jobs]
-        return measure_together(jobs, lambda length: models.get(rescale, length, control), self._reading)
+        return measure_together(jobs, lambda length: models.get(rescale, length, control), self.reading)
 
     def _job(self, cell: Cell) -> Job:
         return Job.build(self._sequences(cell), cell.protocol, cell.length, longest=max(self.lengths))
@@ -218,7 +219,7 @@ class Evaluation:
             self._filled(),
             limit,
             lambda: models.get("none", limit),
-            self._reading,
+            self.reading,
         )
 
     def _frame(self, cell: Cell, measured: Measured, models: Models) -> pd.DataFrame:
@@ -229,7 +230,7 @@ class Evaluation:
             **self.subject.identity,
             **self.text.columns,
             "train_length": self.subject.train_length,
-            "dtype": self._dtype(self.plan.cache),
+            "dtype": self.dtype(self.plan.cache),
             "mask_kind": "causal",
             "rescale": cell.rescale,
             "factor": self.factor(cell.rescale, cell.length),

@@ -137,7 +137,12 @@ def measure_together(
             limit = max_length(model)
             if limit is None or longest.length <= limit:
                 all_sums = _read(longest, [job.length for job in jobs], model, reading)
-                return [_rows(job, sums, model) for job, sums in zip(jobs, all_sums, strict=True)]
+                found = [_rows(job, sums, model) for job, sums in zip(jobs, all_sums, strict=True)]
+                # A NaN far out reaches back through masked keys: shorter prefixes are read for themselves.
+                return [
+                    measure(job, load, reading) if reason and job is not longest else (rows, reason)
+                    for job, (rows, reason) in zip(jobs, found, strict=True)
+                ]
         except (CheckpointError, PlanError) as error:
             if not isinstance(error, LengthError):
                 raise

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from pe_study.checkpoints import exact_cache_name
+from pe_study.evaluators.reading import QUANTISED_CHUNK, no_quantised_cache
 from pe_study.evaluators.scoring import model_device
 
 CHUNK = 8192
@@ -17,15 +19,18 @@ CHUNK = 8192
 class Reader:
     """The logits after a prompt (T,) and after each token of a continuation.
 
-    The prompt is read through the model's cache, `CHUNK` tokens at a time, its logits never held. A model
-    without an exact cache reads prompt and continuation anew each time.
+    The prompt is read through the model's cache, `CHUNK` tokens at a time, its logits never held, or through
+    that of `new_cache`. A model without an exact cache reads prompt and continuation anew each time.
     """
 
-    def __init__(self, model: Any, prompt_ids: np.ndarray):
+    def __init__(self, model: Any, prompt_ids: np.ndarray, new_cache: Callable[[Any], Any] | None = None):
         self.model, self.device = model, model_device(model)
         self.prompt_1T = torch.from_numpy(prompt_ids)[None].to(self.device)
         self._cache_name = exact_cache_name(model)
-        self._cache: Any = None
+        if new_cache is not None and self._cache_name is None:
+            raise no_quantised_cache(model.config, "it is not read through a cache")
+        self._cache: Any = None if new_cache is None else new_cache(model.config)
+        self._chunk = CHUNK if new_cache is None else QUANTISED_CHUNK
         self._after_prompt_V = self._read_prompt() if self._cache_name else None
 
     def logits(self, ids: np.ndarray) -> torch.Tensor:
@@ -58,7 +63,7 @@ class Reader:
     def _read_prompt(self) -> torch.Tensor:
         assert self._cache_name is not None
         with torch.inference_mode():
-            for ids_1T in self.prompt_1T.split(CHUNK, dim=1):
+            for ids_1T in self.prompt_1T.split(self._chunk, dim=1):
                 past = {} if self._cache is None else {self._cache_name: self._cache}
                 output = self.model(ids_1T, use_cache=True, logits_to_keep=1, **past)
                 self._cache = getattr(output, self._cache_name)

@@ -31,12 +31,18 @@ class Reading:
 
 
 def quantised_cache(config: Any) -> Any:
-    """Keys and values in 8 bits, a scale a layer. PlanError where transformers or the model has none."""
+    """Keys and values in 8 bits, a scale a layer for all windows that are read together.
+
+    PlanError where transformers or the model has none.
+    """
     from transformers import QuantizedCache
 
     try:
         return QuantizedCache("fp8", config)
     except (ValueError, TypeError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        why = f"cache: fp8 is not for {config.model_type} ({reason})"
-        raise PlanError(f"{why}; accepted: full") from None
+        raise no_quantised_cache(config, str(error).strip().splitlines()[0]) from None
+
+
+def no_quantised_cache(config: Any, reason: str) -> PlanError:
+    """The refusal of an 8-bit cache for a model."""
+    return PlanError(f"cache: fp8 is not for {config.model_type} ({reason}); accepted: full")

@@ -9,6 +9,7 @@ get the status `floor`, and say nothing about length.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pe_study.checkpoints import max_length
 from pe_study.errors import DataError, LengthError, PEStudyError
 from pe_study.evaluators import cells, sharing
 from pe_study.evaluators.evaluation import Evaluation, Models, factors_of
@@ -34,7 +36,7 @@ COPY = "copy"
 FOLDER = "retrieval"
 FLOOR = 0.5
 _MORE_TOKENS = 2  # generated beyond the answer's own number: the same text may take more of them
-_VERSION = 2  # raised when the numbers would come out differently
+_VERSION = 3  # raised when the numbers would come out differently
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class _Tasks:
             "text": self.evaluation.text.hash,
             "bos": self.haystacks.bos_ids,
             "kernel": self.evaluation.kernel,
-            "dtype": subject.checkpoint.dtype,
+            "dtype": self.evaluation.dtype(self.plan.cache),
             "identity": dict(subject.identity),
             "task": cell.task,
             "rescale": cell.rescale,
@@ -182,7 +184,7 @@ class _Tasks:
         shared = {
             **subject.identity,
             "train_length": subject.train_length,
-            "dtype": subject.checkpoint.dtype,
+            "dtype": self.evaluation.dtype(self.plan.cache),
             "mask_kind": "causal",
             "task": cell.task,
             "length": cell.length,
@@ -219,39 +221,59 @@ class _Tasks:
         longest_answer = max(len(ids) for prompt in prompts for ids in prompt.candidate_ids)
         declared = cell.length + longest_answer + _MORE_TOKENS
         factor = self.evaluation.factor(cell.rescale, declared)
-        model = self.models.get(cell.rescale, declared)
-        return [score_needle(model, prompt, self.tokenizer) | {"factor": factor} for prompt in prompts]
+        model = self._model(cell.rescale, declared)
+        new_cache = self.evaluation.reading.new_cache
+        return [
+            score_needle(model, prompt, self.tokenizer, new_cache) | {"factor": factor} for prompt in prompts
+        ]
+
+    def _model(self, rescale: str, length: int) -> Any:
+        """The model of a declared length, LengthError where it has not so many positions."""
+        model = self.models.get(rescale, length)
+        limit = max_length(model)
+        if limit is not None and length > limit:
+            raise LengthError(
+                f"{length} tokens, the answer among them: the model has no position past {limit}"
+            )
+        return model
 
     def _copies(self, cell: RetrievalCell) -> list[dict[str, Any]]:
         documents = self.evaluation.text.documents.documents
         farthest = cell.length - NUM_COPIED - len(self.haystacks.bos_ids)
         rows = []
-        for depth in self.plan.depths:
-            distance = round(farthest + depth * (NUM_COPIED - farthest))
+        scorer = Scorer(self._model(cell.rescale, cell.length), new_cache=self.evaluation.reading.new_cache)
+        distances = {round(farthest + depth * (NUM_COPIED - farthest)): depth for depth in self.plan.depths}
+        for (
+            distance,
+            depth,
+        ) in distances.items():  # one probe a distance: in short windows depths have the same
             for sample in range(self.plan.num_samples):
                 probe = self.haystacks.copy_probe(
                     documents[sample % len(documents)], length=cell.length, distance=distance, sample=sample
                 )
-                scorer = Scorer(self.models.get(cell.rescale, cell.length))
                 ids_2T = np.stack([probe.with_ids, probe.without_ids])
                 scored = NUM_COPIED - 1
                 with_nll, without_nll = scorer.nll(ids_2T[:, :-1], ids_2T[:, -scored:]).sum(axis=1)
-                rows.append(
-                    {
-                        "depth": depth,
-                        "sample": sample,
-                        "target_logprob": -float(with_nll),
-                        "gain": float(without_nll - with_nll) / scored,
-                        "status": "ok",
-                    }
-                )
+                gain = float(without_nll - with_nll) / scored
+                row = {"depth": depth, "sample": sample, "target_logprob": -float(with_nll), "gain": gain}
+                rows.append(row | {"status": "ok"} if math.isfinite(gain) else _not_a_number(depth, sample))
         return rows
 
 
-def score_needle(model: Any, prompt: Haystack, tokenizer: Any) -> dict[str, Any]:
-    """Greedy answer, log-likelihood and rank among ten of one prompt."""
-    reader = Reader(model, prompt.prompt_ids)
+def _not_a_number(depth: float, sample: int) -> dict[str, Any]:
+    """A row of a model that gave NaN: nothing was answered, and nothing ranks."""
+    return {"depth": depth, "sample": sample, "status": "error"}
+
+
+def score_needle(
+    model: Any, prompt: Haystack, tokenizer: Any, new_cache: Callable[[Any], Any] | None = None
+) -> dict[str, Any]:
+    """Greedy answer, log-likelihood and rank among ten of one prompt; status `error` where a likelihood is
+    NaN. `new_cache` builds the cache that the prompt is read through."""
+    reader = Reader(model, prompt.prompt_ids, new_cache)
     logprobs = [reader.logprob(ids) for ids in prompt.candidate_ids]
+    if any(math.isnan(logprob) for logprob in logprobs):
+        return _not_a_number(prompt.depth, prompt.sample)
     generated = reader.greedy(len(prompt.candidate_ids[0]) + _MORE_TOKENS)
     return {
         "depth": prompt.depth,

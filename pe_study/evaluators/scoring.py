@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from pe_study.checkpoints import exact_cache_name, vocabulary_size
 from pe_study.evaluators import controls, sliced_head
-from pe_study.evaluators.reading import QUANTISED_CHUNK
+from pe_study.evaluators.reading import QUANTISED_CHUNK, no_quantised_cache
 
 MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 28}  # numbers held at once: 256 MiB, 1 GiB in float32
 SMALLEST_CHUNK = 64
@@ -71,6 +71,8 @@ class Scorer:
         self._cache_name = exact_cache_name(model) if self.is_pretrained else None
         self._vocabulary = vocabulary_size(model) or 1
         self._slices = self._reads_chunks and new_cache is None
+        if new_cache is not None and not self._reads_chunks:
+            raise no_quantised_cache(model.config, "it is not read through a cache")  # type: ignore[attr-defined]
 
     def nll(self, ids_BT: np.ndarray, targets_BK: np.ndarray) -> np.ndarray:
         """NLL in nats, float64 (B, K), of the last K targets of each window.
@@ -87,6 +89,8 @@ class Scorer:
     def _rows_at_once(self, num_scored: int) -> int:
         if not self.is_pretrained:
             return 1 << 30
+        if self.new_cache is not None:
+            return 1  # its scales are those of all windows that are read together
         return max(1, self.max_logits // (num_scored * self._vocabulary))
 
     def _read(self, ids_BT: torch.Tensor, targets_BK: torch.Tensor) -> np.ndarray:
@@ -101,7 +105,8 @@ class Scorer:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if len(ids_BT) == 1 and (not self._reads_chunks or chunk <= SMALLEST_CHUNK):
+                smallest = not self._reads_chunks or chunk <= SMALLEST_CHUNK or self.new_cache is not None
+                if len(ids_BT) == 1 and smallest:  # other chunks of an 8-bit cache are other numbers
                     raise
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()

@@ -38,7 +38,7 @@ def summarise(frame: pd.DataFrame, aggregation: str | None = None) -> dict[str, 
     return {
         "nll": _finite(nll),
         "perplexity": perplexity,
-        "bits_per_byte": _bits_per_byte(frame, total),
+        "bits_per_byte": _bits_per_byte(frame, nll * tokens),
         "overflow": perplexity is None,
         **counts,
         "status": "ok",
