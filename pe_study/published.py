@@ -1,6 +1,6 @@
 """Published numbers beside ours: reads reports/published/*.yaml and says which of ours agree.
 
-What agreement means stands in each table: `rerun` (the same checkpoint, within the tolerance), `ratio` (own
+What agreement means stands in each table: `rerun` (checkpoint and corpus, within the tolerance), `ratio` (own
 runs: the ratio of two perplexities within a range), `ordering` (own runs: the same order of encodings at
 about the same multiple of the training length) or `disputed` (shown, never counted).
 The schema is at the top of alibi.yaml.
@@ -19,8 +19,8 @@ import pandas as pd
 
 from pe_study import shipped
 from pe_study.errors import UsageError
+from pe_study.printed import plain_name, read_paper, same_corpus
 from pe_study.tables import protocols_of
-from pe_study.yaml_strict import read_mapping
 
 FOLDER = "reports/published"
 NEARBY = 1.15  # two lengths count as the same multiple of the training length within this factor
@@ -56,24 +56,28 @@ class Agreement:
     printed: str
     ours: str
     agrees: bool | None
+    other_text: str = ""  # what ours is measured on, where the table is of another corpus
 
 
 def read_published(paths: Sequence[Path | str] | None = None) -> list[PublishedTable]:
-    """Every table of the given files, or of those that come with pe_study. UsageError naming file and key."""
-    files = [shipped.find(name) for name in (paths if paths is not None else shipped.names(FOLDER))]
-    found = []
-    for file in files:
-        document = read_mapping(file, UsageError)
-        missing = {"paper", "source", "tables"} - set(document.value)
-        if missing:
-            raise UsageError(
-                f"{file}: no key {', '.join(sorted(missing))}; the schema is at the top of alibi.yaml"
-            )
-        for number, table in enumerate(document.value["tables"]):
-            absent = {"id", "title", "metric", "compare", "rows"} - set(table)
-            if absent:
-                raise UsageError(f"{document.place(('tables', number))}: no key {', '.join(sorted(absent))}")
-            found.append(PublishedTable(str(document.value["paper"]), str(document.value["source"]), table))
+    """Every table of the given files, or of those that come with pe_study and of reports/published/ here.
+
+    UsageError in a line, naming file, key and what is accepted; also for two tables of one id.
+    """
+    names = {*shipped.names(FOLDER), *(str(path) for path in Path(FOLDER).glob("*.yaml"))}
+    found: list[PublishedTable] = []
+    seen: dict[str, Path] = {}
+    for name in sorted(names) if paths is None else paths:
+        file = shipped.find(name)
+        paper, document = read_paper(file)
+        for number, table in enumerate(paper.tables):
+            if table.id in seen:
+                raise UsageError(
+                    f"{document.place(('tables', number))}: tables.{number}.id: {table.id} is also the id of "
+                    f"a table of {seen[table.id]}; accepted: an id of its own"
+                )
+            seen[table.id] = file
+            found.append(PublishedTable(paper.paper, paper.source, table.plain()))
     return found
 
 
@@ -84,7 +88,7 @@ def agreements(published: Sequence[PublishedTable], curves: pd.DataFrame) -> lis
     for table in published:
         if table.data["metric"] != "perplexity":
             continue
-        found += [one for row in table.rows if (one := _rerun(table, row, ours)) is not None]
+        found += [one for row in table.rows for one in _reruns(table, row, ours)]
         if table.data["compare"] == "ratio":
             found += _ratios(table, ours)
         if table.data["compare"] == "ordering":
@@ -94,19 +98,14 @@ def agreements(published: Sequence[PublishedTable], curves: pd.DataFrame) -> lis
 
 def alike(published: Sequence[PublishedTable], rows: pd.DataFrame) -> list[PublishedTable]:
     """The tables of a corpus that ours is called by, or of a checkpoint that was evaluated."""
-    corpora = {_plain(name) for name in rows["corpus"].astype(str).unique()} - {""}
-    models = {_plain(name) for name in rows["model"].astype(str).unique()} - {""}
+    corpora = set(rows["corpus"].astype(str).unique())
+    models = {plain_name(name) for name in rows["model"].astype(str).unique()} - {""}
     return [table for table in published if _shares(table, corpora, models)]
 
 
 def _shares(table: PublishedTable, corpora: set[str], models: set[str]) -> bool:
-    corpus = _plain(str(table.data.get("corpus") or "-").split()[0])
-    checkpoints = {_plain(str(row["checkpoint"])) for row in table.rows if row.get("checkpoint")}
-    return any(corpus and corpus in name for name in corpora) or bool(checkpoints & models)
-
-
-def _plain(name: str) -> str:
-    return "".join(character for character in name.lower() if character.isalnum())
+    checkpoints = {plain_name(str(row["checkpoint"])) for row in table.rows if row.get("checkpoint")}
+    return any(same_corpus(table.data.get("corpus"), name) for name in corpora) or bool(checkpoints & models)
 
 
 def _own(ours: pd.DataFrame, table: PublishedTable) -> pd.DataFrame:
@@ -117,25 +116,45 @@ def _own(ours: pd.DataFrame, table: PublishedTable) -> pd.DataFrame:
     return plain[plain["protocol"] == (protocol if protocol in ran else next(iter(ran), ""))]
 
 
-def _rerun(table: PublishedTable, row: Mapping[str, Any], ours: pd.DataFrame) -> Agreement | None:
-    """The same checkpoint evaluated by us: every shared length within the tolerance."""
+def _reruns(table: PublishedTable, row: Mapping[str, Any], ours: pd.DataFrame) -> list[Agreement]:
+    """The same checkpoint evaluated by us, a study and corpus at a time."""
     kind, checkpoint = table.compare(row), row.get("checkpoint")
     if kind not in ("rerun", "disputed") or not checkpoint:
-        return None
+        return []
     name = str(checkpoint).lower()
     same = ours[ours["model"].astype(str).str.lower().isin([name, name.split("/")[-1]])]
     same = same[same["rescale"] == (row.get("rescale") or "none")]
     same = same[same["protocol"] == table.data.get("protocol")]
-    values = {int(n): float(v) for n, v in row["values"].items() if v is not None}
-    shared = same[same["length"].isin(values)].drop_duplicates("length")
-    if shared.empty:
-        return None
+    values = {n: float(v) for n, v in row["values"].items() if v is not None}
+    same = same[same["length"].isin(values)]
+    return [
+        _rerun(table, row, part, str(corpus), values)
+        for (_, corpus), part in same.groupby(["study", "corpus"], observed=True, sort=False)
+    ]
+
+
+def _rerun(
+    table: PublishedTable,
+    row: Mapping[str, Any],
+    part: pd.DataFrame,
+    corpus: str,
+    values: Mapping[int, float],
+) -> Agreement:
+    """Every shared length within the tolerance; not counted on text of another name."""
+    kind = table.compare(row)
+    shared = part.drop_duplicates("length")
     pairs = [(int(n), values[int(n)], p) for n, p in zip(shared["length"], shared["perplexity"], strict=True)]
+    like = same_corpus(table.data.get("corpus"), corpus)
     tolerance = float(table.data.get("tolerance", 0.03))
-    agrees = all(abs(printed - p) <= tolerance for _, printed, p in pairs) if kind == "rerun" else None
-    printed_text = ", ".join(f"{printed:g} at {n:,}" for n, printed, _ in pairs)
+    near = all(abs(printed - p) <= tolerance for _, printed, p in pairs)
     return Agreement(
-        table.id, str(row["name"]), kind, printed_text, ", ".join(f"{p:.2f}" for *_, p in pairs), agrees
+        table=table.id,
+        row=str(row["name"]),
+        kind=kind,
+        printed=", ".join(f"{printed:g} at {n:,}" for n, printed, _ in pairs),
+        ours=", ".join(f"{p:.2f} at {n:,}" for n, _, p in pairs),
+        agrees=near if kind == "rerun" and like else None,
+        other_text="" if like else corpus or "unknown",
     )
 
 
@@ -153,7 +172,7 @@ def _ratios(table: PublishedTable, ours: pd.DataFrame) -> list[Agreement]:
             value = by_times[near] / by_times[1.0]
             found.append(
                 Agreement(
-                    str(table.data.get("ratio_group", table.id)),
+                    str(table.data.get("ratio_group") or table.id),
                     f"{label} ({study})",
                     "ratio",
                     f"{low:g} to {high:g} at about {times:.2g}\u00d7",
@@ -209,7 +228,7 @@ def _grouped(own: pd.DataFrame, encoding: str) -> Any:
 
 
 def agreement_sentence(found: Sequence[Agreement]) -> str:
-    """How many of the printed statements that ours can be held against agree."""
+    """How many of the printed statements that ours can be held against agree, and what is not counted."""
     counted = [one for one in found if one.agrees is not None]
     kinds = {"rerun": "reruns", "ratio": "ratios", "ordering": "orders of two encodings"}
     parts = [
@@ -217,14 +236,19 @@ def agreement_sentence(found: Sequence[Agreement]) -> str:
         for kind, words in kinds.items()
         if (of_kind := [one for one in counted if one.kind == kind])
     ]
-    disputed = sum(one.kind == "disputed" for one in found)
-    tail = f"; {disputed} disputed, not counted" if disputed else ""
+    disputed = sum(one.kind == "disputed" and not one.other_text for one in found)
+    texts = ", ".join(sorted({one.other_text for one in found if one.other_text}))
+    aside = [f"{disputed} disputed"] if disputed else []
+    if texts:
+        aside.append(f"{sum(bool(one.other_text) for one in found)} of another corpus than ours ({texts})")
+    if not parts:
+        return f"No published number can be held against these: {' and '.join(aside)}, not counted."
+    tail = f"; {' and '.join(aside)}, not counted" if aside else ""
     return f"Of the published numbers that these can be held against, {', '.join(parts)} agree{tail}."
 
 
 def agreement_table(found: Sequence[Agreement]) -> pd.DataFrame:
     """The agreements as a table."""
-    words = {True: "yes", False: "no", None: "not counted"}
     return pd.DataFrame(
         {
             "published": [one.table for one in found],
@@ -232,6 +256,12 @@ def agreement_table(found: Sequence[Agreement]) -> pd.DataFrame:
             "kind": [one.kind for one in found],
             "printed": [one.printed for one in found],
             "ours": [one.ours for one in found],
-            "agrees": [words[one.agrees] for one in found],
+            "agrees": [_verdict(one) for one in found],
         }
     )
+
+
+def _verdict(one: Agreement) -> str:
+    if one.other_text:
+        return f"not counted (ours is of {one.other_text})"
+    return {True: "yes", False: "no", None: "not counted"}[one.agrees]

@@ -35,12 +35,18 @@ def tables(tmp_path: Path, compare: str) -> list[published.PublishedTable]:
     return published.read_published([path])
 
 
-def curves(*values: tuple[str, int, float], model: str = "", start: int = 64) -> pd.DataFrame:
+WIKI = "Salesforce/wikitext-103-raw-v1"
+
+
+def curves(
+    *values: tuple[str, int, float], model: str = "", start: int = 64, corpus: str = WIKI
+) -> pd.DataFrame:
     frame = pd.DataFrame(values, columns=["encoding", "length", "perplexity"])
     return frame.assign(
         label=frame["encoding"],
         study="s",
         model=model,
+        corpus=corpus,
         rescale="none",
         protocol="nonoverlapping",
         train_length=start,
@@ -99,8 +105,103 @@ def test_every_shipped_table_is_read() -> None:
     assert len({table.id for table in found}) == len(found) >= 4
 
 
-def test_a_table_without_its_keys_is_refused(tmp_path: Path) -> None:
+def test_a_rerun_counts_on_its_own_corpus_only(tmp_path: Path) -> None:
+    """Llama 2 on Proof-pile is held against the tables of Proof-pile and no other."""
+    ours = curves(("llama", 8192, 3.65), model="meta-llama/Llama-2-7b-hf", start=4096, corpus="proof-pile")
+    ours = ours.assign(protocol="sliding", rescale="linear:auto")
+    found = published.agreements(published.alike(published.read_published(), ours), ours)
+    agree = {one.table: one.agrees for one in found}
+    assert agree == {"longrope-untuned-pg19": None, "longrope-untuned-proof-pile": True}
+    assert published.agreement_sentence(found) == (
+        "Of the published numbers that these can be held against, 1 of 1 reruns agree; "
+        "1 of another corpus than ours (proof-pile), not counted."
+    )
+    table = published.agreement_table(found).set_index("published")["agrees"]
+    assert table["longrope-untuned-pg19"] == "not counted (ours is of proof-pile)"
+    other = published.agreements(published.read_published(), ours.assign(corpus="EleutherAI/proof-pile-2"))
+    assert published.agreement_sentence(other) == (
+        "No published number can be held against these: 2 of another corpus than ours "
+        "(EleutherAI/proof-pile-2), not counted."
+    )
+
+
+def test_disputed_numbers_alone_make_a_sentence(tmp_path: Path) -> None:
+    ours = curves(("model", 100, 40.0), model="org/model", start=100)
+    found = published.agreements(tables(tmp_path, "disputed"), ours)
+    assert published.agreement_sentence(found) == (
+        "No published number can be held against these: 1 disputed, not counted."
+    )
+
+
+def test_each_study_is_held_against_a_rerun_by_itself(tmp_path: Path) -> None:
+    ours = curves(("model", 100, 20.0), model="org/model", start=100)
+    both = pd.concat([ours, ours.assign(study="t", perplexity=25.0)])
+    found = published.agreements(tables(tmp_path, "rerun"), both)
+    assert [one.agrees for one in found] == [True, False]
+
+
+ROW = "{name: a, encoding: rope, checkpoint: org/m, values: {64: 1.5, 128: 2}}"
+RERUN = "compare: rerun, protocol: sliding, corpus: PG19"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("  - {id: x}", r"p\.yaml:4: tables\.0\.title: this key is required \(and 3 more\)"),
+        ("  3", r"p\.yaml:\d: tables: found 3; accepted: a list"),
+        ("  - 5", r"p\.yaml:4: tables\.0: found 5; accepted: a mapping"),
+        ("ratio", r"p\.yaml:4: tables\.0: compare ratio needs the key ratios"),
+        (
+            "compare: ordring",
+            r'p\.yaml:4: tables\.0\.compare: found the text "ordring"; accepted: one of .*ordering',
+        ),
+        ("compare: ordering", r"p\.yaml:4: tables\.0: compare ordering needs the key train_length"),
+        ("compare: rerun", r"p\.yaml:4: tables\.0: compare rerun needs the keys protocol and corpus"),
+        (f"{RERUN}, tolerence: 1", r"p\.yaml:4: tables\.0\.tolerence: unknown key; did you mean"),
+        (RERUN + " {name: a}", r"p\.yaml:4: tables\.0\.rows\.0\.values: this key is required"),
+        (
+            RERUN + " {name: a, values: {64: 1}}",
+            r"p\.yaml:4: tables\.0: compare rerun needs the key checkpoint in a row",
+        ),
+        (
+            RERUN + " {name: a, checkpoint: b, values: {8q: 1}}",
+            r'p\.yaml:4: .*row a: values: found the text "8q" as a key',
+        ),
+        (
+            RERUN + " {name: a, checkpoint: b, values: {64: x}}",
+            r'p\.yaml:4: tables\.0\.rows\.0\.values: .*"x" at 64',
+        ),
+    ],
+)
+def test_a_file_that_is_wrong_is_one_line(tmp_path: Path, body: str, message: str) -> None:
+    keys, _, row = body.partition(" {")
+    keys = f"compare: {keys}" if keys == "ratio" else keys
+    row = "{" + row if row else ROW
+    table = f"  - {{id: x, title: t, metric: perplexity, {keys}, rows: [{row}]}}"
     path = tmp_path / "p.yaml"
-    path.write_text("paper: P\nsource: S\ntables:\n  - {id: x}\n", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"p\.yaml:4: no key compare, metric, rows, title"):
+    path.write_text(
+        "paper: P\nsource: S\ntables:\n" + (body if body.startswith("  ") else table) + "\n", encoding="utf-8"
+    )
+    with pytest.raises(UsageError, match=message) as refused:
         published.read_published([path])
+    assert "\n" not in str(refused.value)
+
+
+def test_lengths_may_be_written_with_a_k(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    table = f"  - {{id: x, title: t, metric: perplexity, {RERUN}, rows: [{ROW}]}}".replace("128", "8k")
+    path.write_text(f"paper: P\nsource: S\ntables:\n{table}\n", encoding="utf-8")
+    (found,) = published.read_published([path])
+    assert dict(found.rows[0]["values"]) == {64: 1.5, 8192: 2}
+
+
+def test_files_of_the_working_directory_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "reports" / "published"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(TABLE.format(compare="ratio"), encoding="utf-8")
+    shipped = {table.id for table in published.read_published()}
+    monkeypatch.chdir(tmp_path)
+    assert {table.id for table in published.read_published()} == shipped | {"one"}
+    (folder / "again.yaml").write_text(TABLE.format(compare="ratio"), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"mine\.yaml.*: one is also the id of a table of .*again\.yaml"):
+        published.read_published()
