@@ -18,12 +18,24 @@ def replacing(path: Path | str) -> Iterator[Path]:
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield beside
-        sync(beside)
-        os.replace(beside, path)
-        sync(path.parent)
+        with naming(path):
+            yield beside
+            sync(beside)
+            os.replace(beside, path)
+            sync(path.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Within the block, an OSError that names no file, as that of a full disk, names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def sync(path: Path) -> None:
@@ -52,9 +64,9 @@ def read_json(path: Path | str) -> Any:
     return parse_json(text, str(path))
 
 
-def parse_json(text: str | bytes, place: str) -> Any:
-    """The value of a JSON text. DamagedError naming its place where it is none."""
+def parse_json(text: str | bytes, place: str, remedy: str = "delete it to make it anew") -> Any:
+    """The value of a JSON text. DamagedError naming its place and the remedy where it is none."""
     try:
         return json.loads(text)
-    except ValueError as error:
-        raise DamagedError(f"{place}: damaged, not JSON ({error}); delete it to make it anew") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{place}: damaged, not JSON ({error}); {remedy}") from None

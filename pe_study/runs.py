@@ -18,21 +18,22 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_study.errors import UsageError
-from pe_study.files import parse_json, read_json, write_json, write_text
+from pe_study.files import read_json, write_json
+from pe_study.metrics import METRICS, Metrics, read_metrics
 from pe_study.rows import RETRIEVAL_COLUMNS, ROW_COLUMNS, make_rows, read_rows, write_rows
 
 if TYPE_CHECKING:
     from pe_study.recipe import Recipe, RunSpec
 
 DONE, FINAL, SNAPSHOTS = "DONE", "final", "snapshots"
-METRICS, PROVENANCE, RECIPE = "metrics.jsonl", "provenance.json", "recipe.yaml"
+PROVENANCE, RECIPE = "provenance.json", "recipe.yaml"
 LOCK = ".lock"
 
 __all__ = [
@@ -152,41 +153,6 @@ def locked(folder: Path | str) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         yield
-
-
-# --- metrics -------------------------------------------------------------------------------------------
-
-
-class Metrics:
-    """The append-only `metrics.jsonl` of a run: one strict JSON object a line, flushed as it is written."""
-
-    def __init__(self, folder: Path | str, *, after_step: int = 0) -> None:
-        """Open for appending, dropping lines past `after_step` (they will be written again)."""
-        self.path = Path(folder) / METRICS
-        kept = [row for row in read_metrics(folder) if row["step"] <= after_step]
-        write_text(self.path, "".join(_line(row) for row in kept))
-        self._file = self.path.open("a", encoding="utf-8")
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        self._file.write(_line(row))
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`; a last line that a crash cut short is left out. DamagedError
-    naming another that cannot be read."""
-    path = Path(folder) / METRICS
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [parse_json(line, f"{path}:{number}") for number, line in enumerate(lines[:-1], start=1)]
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, allow_nan=False) + "\n"
 
 
 # --- what ran --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from pe_study import runs
 from pe_study.errors import DataError, UsageError
 from pe_study.files import replacing, write_text
+from pe_study.metrics import ranges
 
 
 def test_replacing_leaves_the_old_file_when_the_writer_fails(tmp_path: Path) -> None:
@@ -38,6 +40,36 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\noops\n{"step": 3}\n', encoding="utf-8")
     with pytest.raises(DataError, match=r"metrics.jsonl:2: damaged"):
         runs.read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("line", [b"oops", b'{"step": 2, "loss": \xff}', b"[]", b"7", b"{}", b"[" * 100_000])
+def test_a_damaged_line_of_the_log_names_its_remedies_and_both_work(tmp_path: Path, line: bytes) -> None:
+    rows = [b'{"step": 1}', line, b'{"step": 3}']
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(rows) + b"\n")
+    said = r"metrics.jsonl:2: damaged.*; delete this line.*, or start the run over with --resume never"
+    with pytest.raises(DataError, match=said):
+        runs.read_metrics(tmp_path)
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([rows[0], rows[2]]) + b"\n")
+    assert [row["step"] for row in runs.read_metrics(tmp_path)] == [1, 3]
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(rows) + b"\n")
+    runs.Metrics(tmp_path).close()  # from the beginning
+    assert runs.read_metrics(tmp_path) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_names_the_log(tmp_path: Path) -> None:
+    log = runs.Metrics(tmp_path)
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), log._file.fileno())
+    with pytest.raises(OSError, match=r"No space left on device.*metrics\.jsonl"):
+        log.append({"step": 1})
+    with pytest.raises(OSError, match=r"metrics\.jsonl"):
+        log.close()
+
+
+def test_ranges_of_steps() -> None:
+    assert ranges([1, 2, 3, 5, 7, 8]) == "1-3, 5, 7-8"
+    assert ranges([]) == ""
 
 
 def test_a_folder_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path) -> None:
