@@ -1,13 +1,17 @@
 """Command lines for clusters, and submitit's executors."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+from submitit.core.utils import DelayedSubmission
 from tiny import tiny_recipe
 
 from pe_study import runs
@@ -101,22 +105,116 @@ def test_slurm_gets_an_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "#SBATCH --signal=USR2@" in script
 
 
-def test_preemption_lets_the_run_save_and_queues_it_again(tmp_path: Path) -> None:
-    marker = tmp_path / "saved"
+def test_a_job_may_run_out_of_time_as_often_as_it_needs(tmp_path: Path) -> None:
+    """submitit would give it up after three times; its options may still say so."""
+    for options, expected in (({}, 1_000_000), ({"slurm_max_num_timeout": 7}, 7)):
+        folder = tmp_path / str(expected)
+        submit([command(0)], folder, executor="local", options=options)
+        pickled = next(folder.glob("*_submitted.pkl"))
+        assert DelayedSubmission.load(pickled)._timeout_countdown == expected
+
+
+def saving(folder: Path) -> list[str]:
+    """A command that says when it is ready, and on SIGTERM saves and exits 75; started again it is done."""
     script = (
-        "import pathlib, signal, time\n"
-        f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(marker)!r}).touch(), exit(75)))\n"
-        f"pathlib.Path({str(tmp_path / 'ready')!r}).touch()\n"
-        "time.sleep(60)\n"
+        "import pathlib, signal, sys, time\n"
+        f"folder = pathlib.Path({str(folder)!r})\n"
+        "(folder / 'saved').exists() and sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: ((folder / 'saved').touch(), sys.exit(75)))\n"
+        "(folder / 'ready').touch()\n"
+        "time.sleep(120)\n"
     )
-    job = TrainJob([sys.executable, "-c", script])
-    job._process = subprocess.Popen(job.argv)
-    while not (tmp_path / "ready").exists():
-        time.sleep(0.01)
-    again = job.checkpoint()
-    assert marker.exists()
-    assert again.function.argv == job.argv
-    assert again.function._process is None
+    return [sys.executable, "-c", script]
+
+
+def send(number: int, script: str, folder: Path, *, group: bool = False, times: int = 1) -> tuple[int, str]:
+    """Run a script in a process of its own, signal it when its run is ready; exit code and stderr."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while not (folder / "ready").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        for earlier in range(times):
+            time.sleep(earlier)
+            os.killpg(process.pid, number) if group else process.send_signal(number)
+        said = process.communicate(timeout=60)[1]
+        return process.returncode, said
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_preemption_lets_the_run_save_and_queues_it_again(tmp_path: Path) -> None:
+    """The signal comes while the job waits for its run, in the same thread."""
+    script = (
+        "import os, signal\n"
+        "from pe_study.sweep import TrainJob\n"
+        f"job = TrainJob({saving(tmp_path)!r})\n"
+        "def answer(*_):\n"
+        "    again = job.checkpoint().function\n"
+        "    os._exit(7 if (again.argv, again._process) == (job.argv, None) else 1)\n"
+        "signal.signal(signal.SIGUSR2, answer)\n"
+        "job()\n"
+    )
+    assert send(signal.SIGUSR2, script, tmp_path) == (7, "")
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit leaves logs open
+def test_submitit_queues_a_job_again_that_is_out_of_time(tmp_path: Path) -> None:
+    """Its local executor sends SIGUSR2 ten seconds after the start, and starts again what it queued."""
+    from submitit import LocalExecutor
+
+    engine = LocalExecutor(tmp_path / "logs")
+    engine.update_parameters(timeout_min=1, signal_delay_s=50)
+    job = engine.submit(TrainJob(saving(tmp_path)))
+    assert job.result() == 0
+    assert (tmp_path / "saved").exists()
+    assert "this job is timed-out" in job.stderr()
+
+
+@pytest.mark.parametrize(
+    ("executor", "number"),
+    [("local", signal.SIGTERM), ("local", signal.SIGINT), ("debug", signal.SIGUSR2)],
+)
+def test_a_stop_is_passed_on_to_the_runs(tmp_path: Path, executor: str, number: int) -> None:
+    """The run saves, the next does not start, exit 75; a Ctrl-C reaches every process of a terminal."""
+    lines = [{"run_id": "a", "argv": saving(tmp_path)}, command(3)]
+    script = (
+        "import sys\n"
+        "from pe_study.errors import PEStudyError\n"
+        "from pe_study.sweep import submit\n"
+        f"try: submit({lines!r}, {str(tmp_path / 'logs')!r}, executor={executor!r})\n"
+        "except PEStudyError as error: sys.exit(print(error, file=sys.stderr) or error.exit_code)\n"
+    )
+    code, said = send(number, script, tmp_path, group=number == signal.SIGINT)
+    assert code == 75, said
+    assert "a (exit code 75), ends-with-3 (exit code 75)" in said
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_the_runs(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
+        f"pathlib.Path({str(tmp_path / 'ready')!r}).touch()\n"
+        "time.sleep(120)\n"
+    )
+    lines = [{"run_id": "a", "argv": [sys.executable, "-c", program]}]
+    script = (
+        "from pe_study.sweep import submit\n"
+        f"submit({lines!r}, {str(tmp_path / 'logs')!r}, executor='local')\n"
+    )
+    code, said = send(signal.SIGINT, script, tmp_path, times=2)
+    assert code == -signal.SIGINT, said
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert psutil.Process(int((tmp_path / "pid").read_text())).status() == psutil.STATUS_ZOMBIE
 
 
 def test_exit_code_75_under_slurm_requeues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +223,9 @@ def test_exit_code_75_under_slurm_requeues(tmp_path: Path, monkeypatch: pytest.M
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert TrainJob(command(75)["argv"])() == 75  # type: ignore[arg-type]
+    assert not (tmp_path / "calls").exists(), "another executor, within a Slurm job of the user's"
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
     assert slurm_job_id() == "17"
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "16")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
