@@ -2,7 +2,7 @@
 declared one while something is measured.
 
 Left alone, such a model keeps the frequencies of the longest window that it read for windows that come
-after, and no cache of it is exact. Frozen, it has those that transformers builds for one of the declared length.
+after, and no cache of it is exact. Frozen, it has those that transformers builds for a declared length.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def frozen(model: Any, length: int) -> Iterator[None]:
     if not tables and follows_running_length(model):
         raise CheckpointError(
             f"{type(model).__name__}: its frequencies follow the running length by code of its own and "
-            "cannot be frozen at a declared one; accepted: load=, from a length to a model with frequencies of it"
+            "cannot be frozen at a declared one; accepted: load=, from a length to a model of it"
         )
     kept = [(module, dict(vars(module)), dict(module._buffers)) for module in tables]
     try:

@@ -84,9 +84,9 @@ def apply(config: Any, spec: str | Rescale, length: int) -> None:
         raise RescaleError(f"rescale {rescale.label}: {text.model_type} {why_not(config)} (use none)")
     for layer_type, parameters in found:
         geometry = _rotary(text, parameters)
-        if not _changes_nothing(rescale, geometry, length):
+        if not rescale.keeps_frequencies(geometry.original_length, length):
             _refuse_unanchored(rescale, text, parameters)
-        changed = rope_parameters(rescale, parameters, geometry, length)
+        changed = rope_parameters(rescale, parameters, geometry, length, nested=layer_type is not None)
         if layer_type is None:
             text.rope_parameters = changed
         else:
@@ -108,9 +108,8 @@ def kept_scaling(config: Any, spec: str | Rescale, length: int) -> tuple[str, fl
         kind = parameters.get("rope_type", "default")
         if layer_type in _LOCAL_LAYERS:
             continue
-        if kind == "default" or not _changes_nothing(
-            rope_scaling.parse(spec), _rotary(text, parameters), length
-        ):
+        original = _rotary(text, parameters).original_length
+        if kind == "default" or not rope_scaling.parse(spec).keeps_frequencies(original, length):
             return None
         factor = parameters.get("factor")
         return kind, None if factor is None else float(factor)
@@ -179,12 +178,15 @@ def _refuse_unanchored(rescale: Rescale, text: Any, own: dict[str, Any]) -> None
         )
 
 
-def rope_parameters(rescale: Rescale, own: dict[str, Any], geometry: Rotary, length: int) -> dict[str, Any]:
-    """transformers' `rope_parameters` for a rescale, from the checkpoint's own ones.
+def rope_parameters(
+    rescale: Rescale, own: dict[str, Any], geometry: Rotary, length: int, *, nested: bool = False
+) -> dict[str, Any]:
+    """transformers' `rope_parameters` for a rescale, from the checkpoint's own ones; `nested`: of one layer
+    type among several, where transformers does not find `truncate`.
 
     A scaling that the checkpoint has itself is replaced, and stays where the rescale changes nothing.
     """
-    if _changes_nothing(rescale, geometry, length):
+    if rescale.keeps_frequencies(geometry.original_length, length):
         return _frozen(own, geometry, length)
     if own.get("rope_type", "default") not in _TYPES:
         raise RescaleError(
@@ -198,22 +200,13 @@ def rope_parameters(rescale: Rescale, own: dict[str, Any], geometry: Rotary, len
         return {**default, "rope_theta": _dynamic_base(geometry, factor, length)}
     if rescale.kind == "ntk":
         return {**default, "rope_theta": rope_scaling.ntk_base(geometry.base, factor, geometry.rotary_dim)}
-    if rescale.kind in ("ntk-by-parts", "longrope"):
+    if rescale.kind in ("ntk-by-parts", "longrope") or (nested and options.get("truncate") is False):
         return _listed(rescale, default, geometry, length)
     anchored = {"original_max_position_embeddings": geometry.original_length}
     extra: dict[str, Any] = {} if rescale.kind == "linear" else anchored
     if rescale.kind == "llama3":
         extra = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **anchored}
     return {**kept, "rope_type": rescale.kind, "factor": factor, **extra, **options}
-
-
-def _changes_nothing(rescale: Rescale, geometry: Rotary, length: int) -> bool:
-    """S = 1, or a length that the rescale does not act on."""
-    if rescale.kind == "dynamic":
-        return length <= geometry.original_length
-    if rescale.kind == "longrope" or "attention_factor" in dict(rescale.options):
-        return False
-    return rescale.resolved_factor(geometry.original_length, length) == 1.0
 
 
 def _listed(rescale: Rescale, default: dict[str, Any], geometry: Rotary, length: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOGN = "logn"
-_OPTIONS: dict[str, dict[str, type]] = {
+OPTIONS: dict[str, dict[str, type]] = {
     "none": {},
     "linear": {},
     "ntk": {},
@@ -47,7 +47,7 @@ KINDS: dict[str, str] = {
     "longrope": "a factor a frequency from a JSON file, short or long by the declared length (Ding 2024)",
     LOGN: "scores * max(1, ln n / ln L), n keys seen, L trained at; any encoding, also yarn:4+logn (Su 2021)",
 }
-assert KINDS.keys() == _OPTIONS.keys() | {LOGN}
+assert KINDS.keys() == OPTIONS.keys() | {LOGN}
 BETAS = (("beta_fast", 32.0), ("beta_slow", 1.0))
 _ORDERED = {  # the first must be above the second, or there is no ramp between them
     "ntk-by-parts": BETAS,
@@ -84,6 +84,12 @@ class Rescale:
         if self.factor == "auto":
             return max(1.0, length / original_length)
         return 1.0 if self.factor is None else float(self.factor)
+
+    def keeps_frequencies(self, original_length: int, length: int) -> bool:
+        """S = 1, or a length that the kind does not act on: nothing changes, whatever the options."""
+        if self.kind == "dynamic":
+            return length <= original_length
+        return self.kind != "longrope" and self.resolved_factor(original_length, length) == 1.0
 
     @property
     def label(self) -> str:
@@ -132,7 +138,7 @@ def parse(spec: str | Rescale) -> Rescale:
 
 def _parse(spec: str, text: str) -> Rescale:
     kind, *parts = text.split(":")
-    if kind not in _OPTIONS:
+    if kind not in OPTIONS:
         raise RescaleError(f"rescale {spec!r}: unknown kind {kind!r}; {did_you_mean(kind, KINDS)}")
     positional = [part for part in parts if "=" not in part]
     if parts[: len(positional)] != positional:
@@ -165,7 +171,7 @@ def _factor(spec: str, kind: str, positional: list[str]) -> float | str | None:
 
 def _option(spec: str, kind: str, part: str) -> tuple[str, Any]:
     key, _, text = part.partition("=")
-    known = _OPTIONS[kind]
+    known = OPTIONS[kind]
     if key not in known:
         hint = did_you_mean(key, known) if known else f"{kind} takes no options"
         raise RescaleError(f"rescale {spec!r}: unknown option {key!r}; {hint}")

@@ -51,9 +51,7 @@ def _build(
             original_length=original_length,
             length=length,
         )
-    if rescale.kind == "none" or (factor == 1.0 and rescale.kind != "dynamic"):
-        return unscaled(rotary_dim, base), float(options.get("attention_factor", 1.0))
-    if rescale.kind == "dynamic" and length <= original_length:
+    if rescale.keeps_frequencies(original_length, length):
         return unscaled(rotary_dim, base), 1.0
     if rescale.kind == "ntk":
         return unscaled(rotary_dim, ntk_base(base, factor, rotary_dim)), 1.0

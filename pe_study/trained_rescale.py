@@ -16,7 +16,7 @@ def in_force(config: PEStudyConfig, spec: str, length: int | None) -> str:
     `spec`, or the trained rescale where that is `none` or S = 1."""
     asked, trained = parse(spec), parse(config.rescale)
     length = length or config.length or config.train_length
-    if trained == NONE or not _changes_nothing(asked, config.train_length, length):
+    if trained == NONE or not asked.keeps_frequencies(config.train_length, length):
         return asked.label
     return replace(trained, logn=trained.logn or asked.logn).label
 
@@ -24,7 +24,7 @@ def in_force(config: PEStudyConfig, spec: str, length: int | None) -> str:
 def kept(config: PEStudyConfig, spec: str, length: int) -> tuple[str, float | None] | None:
     """Kind and factor of the trained rescale, where there is one and `spec` leaves it in place."""
     trained = parse(config.rescale)
-    if trained == NONE or not _changes_nothing(parse(spec), config.train_length, length):
+    if trained == NONE or not parse(spec).keeps_frequencies(config.train_length, length):
         return None
     return trained.kind, trained.resolved_factor(config.train_length, length)
 
@@ -35,11 +35,3 @@ def fixed(spec: str, train_length: int, length: int) -> str:
     if rescale.factor == "auto":
         rescale = replace(rescale, factor=rescale.resolved_factor(train_length, length))
     return rescale.label
-
-
-def _changes_nothing(asked: Rescale, train_length: int, length: int) -> bool:
-    if asked.kind == "dynamic":
-        return length <= train_length
-    if asked.kind == "longrope" or "attention_factor" in dict(asked.options):
-        return False
-    return asked.resolved_factor(train_length, length) == 1.0

@@ -172,7 +172,7 @@ def test_no_rescale_is_the_one_that_was_trained_in(base: Path, tmp_path: Path, s
     ids = torch.arange(100)[None] % 250
     expected = stored(ids).logits
     checkpoint = open_checkpoint(result.folder)
-    for same in ("none", "yarn:1", "linear:1"):
+    for same in ("none", "yarn:1", "linear:1", "yarn:1:attention_factor=1.3"):
         model = checkpoint.load(same, length=128)
         assert (model.config.rescale, checkpoint.depends_on_length(same)) == ("yarn:4", False)
         assert torch.equal(model(ids).logits, expected)

@@ -1,4 +1,4 @@
-"""Model objects whose frequencies follow the running length: frozen at the declared one, given back as found."""
+"""Model objects whose frequencies follow the running length: frozen at the declared one, given back so."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def total(frame, length: int, row: int = 0) -> float:
 @pytest.mark.parametrize("lengths", [(64, 128, 64), (100, 200, 100)])
 @pytest.mark.parametrize("protocol", ["prefix", "nonoverlapping"])
 def test_the_order_of_lengths_changes_no_number(name, lengths, protocol):
-    """Case 17, on a model object: first and third numbers are one, that of a model which read nothing else."""
+    """Case 17, on a model object: first and third numbers are one, as of a model that read nothing else."""
     frame = evaluate_perplexity([IDS], lengths=lengths, protocol=protocol, model=built(name))
     assert set(frame["status"]) == {"ok"}
     assert total(frame, lengths[0]) == total(frame, lengths[0], row=1)

@@ -74,7 +74,19 @@ def checkpoint(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "spec", ["linear:1", "ntk:1", "ntk-by-parts:1", "yarn:1", "llama3:1", "yarn:auto", "dynamic", "dynamic:2"]
+    "spec",
+    [
+        "linear:1",
+        "ntk:1",
+        "ntk-by-parts:1:beta_fast=8",
+        "yarn:1",
+        "llama3:1",
+        "yarn:auto",
+        "yarn:auto:attention_factor=1",
+        "yarn:1:attention_factor=1.3:truncate=false",
+        "dynamic",
+        "dynamic:2",
+    ],
 )
 def test_a_factor_of_one_keeps_a_scaling_of_the_checkpoint_s_own(checkpoint, spec):
     """S = 1 changes nothing, bit for bit: that is `none`, not the frequencies before the checkpoint's own."""

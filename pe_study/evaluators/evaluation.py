@@ -251,11 +251,14 @@ class Evaluation:
 
 
 def factors_of(rescale: str) -> dict[str, Any]:
-    """What decides a rescale's frequencies beside its spec: the content of longrope's file."""
+    """What decides a rescale's frequencies beside its spec: the content of longrope's file, and how options
+    of YaRN are read (until 2 one scaled at S = 1, the other did nothing in models of several layer types)."""
     if rescale == TRUNCATION:
         return {}
-    file = rope_scaling.parse(rescale).file
-    return {} if file is None else {"factors": longrope.read(file)}
+    spec = rope_scaling.parse(rescale)
+    if {"attention_factor", "truncate"} & dict(spec.options).keys() and spec.kind == "yarn":
+        return {"options": 2}
+    return {} if spec.file is None else {"factors": longrope.read(spec.file)}
 
 
 def _protocol(spec: ProtocolSpec) -> windows.Protocol:
