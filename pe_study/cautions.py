@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pandas as pd
 
-from pe_study import likeness
-from pe_study.captions import listed
+from pe_study import likeness, tables
+from pe_study.captions import counted, listed
+from pe_study.losses import numbered
 from pe_study.studies import Study
-from pe_study.tables import LOST, SERIES, TRUNCATION
+from pe_study.tables import SERIES, TRUNCATION
 
 
 def cautions(studies: Sequence[Study], rows: pd.DataFrame, curves: pd.DataFrame) -> list[str]:
     """Every caution that applies, the ones that change a reading first."""
     return [
         *_seeds(curves),
-        *_not_finite(curves),
-        *_lost(rows),
+        *_no_number(rows),
         *_untrained(rows),
         *_targets(rows),
+        *_left_out(rows),
         *likeness.cautions(rows),
         *_kernels(rows),
         *_nothing_slid(rows),
@@ -33,41 +35,79 @@ def cautions(studies: Sequence[Study], rows: pd.DataFrame, curves: pd.DataFrame)
 
 
 def _seeds(curves: pd.DataFrame) -> list[str]:
-    if curves.empty or curves["num_seeds"].max() > 1:
+    """Studies in which every encoding has one seed."""
+    if curves.empty:
         return []
+    most = curves.groupby("study", observed=True, sort=False)["num_seeds"].max()
+    alone = [str(study) for study in most.index[most <= 1]]
+    if len(alone) == len(most):
+        return [
+            "One seed each: differences between encodings may be those of the draw, and no figure shows a "
+            "band."
+        ]
     return [
-        "One seed each: differences between encodings may be those of the draw, and no figure shows a band."
+        f"{study}: one seed each: differences between its encodings may be those of the draw, and its curves "
+        "have no band."
+        for study in alone
     ]
 
 
-def _not_finite(curves: pd.DataFrame) -> list[str]:
-    """Seeds that gave no finite loss are left out of means, which is said."""
-    lost = curves[
-        (curves["lost_seeds"] > 0) & ((curves["num_seeds"] > 0) | (curves["status"] == "not finite"))
-    ]
-    return [
-        f"{label}: {int(part['lost_seeds'].max())} of its seeds without a finite loss at "
-        f"{listed(part['length'])}; means there are over the others."
-        for label, part in lost.groupby("label", observed=True)
-    ]
-
-
-def _lost(rows: pd.DataFrame) -> list[str]:
-    lost = rows[rows["status"].isin(LOST)].assign(rescale=lambda frame: frame["rescale"].astype(str))
+def _no_number(rows: pd.DataFrame) -> list[str]:
+    """Cells without a number: of all seeds, or of some, whose means are over the others. A line a kind."""
+    cells = tables.cells(rows[rows["rescale"] != TRUNCATION])
+    cells = cells.assign(name=_series(cells), missing=~np.isfinite(cells["nll"]))
+    keys = ["name", "protocol", "length"]
+    places = cells.groupby(keys, observed=True)["seed"].nunique()
+    known = cells[~cells["missing"]].groupby(keys, observed=True)["seed"].nunique()
+    bad = cells[cells["missing"] & ((cells["status"] != "ok") | (cells["num_tokens"] > 0))]
+    lengths: dict[tuple[str, str], dict[int, None]] = {}
+    for (name, protocol, length, status), part in bad.groupby([*keys, "status"], observed=True, sort=False):
+        place = (name, protocol, length)
+        seeds = [int(seed) for seed in part["seed"].unique()]
+        why = _why(str(status), seeds if len(seeds) < places[place] else [], int(known.get(place, 0)))
+        lengths.setdefault((str(name), why), {})[int(length)] = None
     said: dict[str, list[str]] = {}
-    for (label, rescale, status), part in lost.groupby(["label", "rescale", "status"], observed=True):
-        name = str(label) if rescale == "none" else f"{label} ({rescale})"
-        said.setdefault(f"{status} at {listed(part['length'])}; no number there.", []).append(name)
+    for (name, why), at in lengths.items():
+        said.setdefault(why.format(lengths=listed(at)), []).append(name)
     return [f"{', '.join(names)}: {what}" for what, names in said.items()]
+
+
+def _why(status: str, some: Sequence[int], others: int) -> str:
+    """With a place for the lengths; `some` seeds lack a number (none given: all), `others` have one."""
+    what = "no finite loss" if status == "ok" else status
+    where = f" in {numbered(some)}" if some else ""
+    rest = "means there are over the others" if others else "no number there"
+    return f"{what} at {{lengths}}{where}; {rest}."
 
 
 def _untrained(rows: pd.DataFrame) -> list[str]:
     used = rows[rows["untrained_rows"] > 0]
     return [
-        f"{label}: past length {listed(part['train_length'])} it uses rows of its position table that "
+        f"{name}: past length {listed(part['train_length'])} it uses rows of its position table that "
         f"training never touched (up to {int(part['untrained_rows'].max()):,} of them)."
-        for label, part in used.groupby("label", observed=True)
+        for name, part in used.groupby(_series(rows).loc[used.index], observed=True)
     ]
+
+
+def _left_out(rows: pd.DataFrame) -> list[str]:
+    """Documents that not every encoding was measured on: no comparison over seeds uses them."""
+    plain = rows[(rows["num_tokens"] > 0) & (rows["rescale"] == "none")]
+    said = []
+    for (study, protocol), part in plain.groupby(["study", "protocol"], observed=True):
+        cells = part.groupby(["length", "label", "seed"], observed=True)["document"].unique()
+        least: dict[int, int] = {}
+        for length, sets in cells.groupby("length"):
+            shared = set.intersection(*(set(documents) for documents in sets))
+            least[int(length)] = len(set.union(*(set(documents) for documents in sets))) - len(shared)
+        lengths = [length for length, count in least.items() if count]
+        if lengths and part["label"].nunique() > 1:
+            most = max(least.values())
+            said.append(
+                f"{study}, {protocol}: not every encoding was measured on the same documents at "
+                f"{listed(lengths)}; comparisons there leave out {counted(f'{most:,}', 'document')} that "
+                "some lack, while curves and tables do not."
+            )
+    return said
 
 
 def _targets(rows: pd.DataFrame) -> list[str]:
@@ -207,3 +247,11 @@ def _devices(studies: Sequence[Study]) -> list[str]:
     if devices != {"cpu"}:
         return []
     return ["Made on a CPU: speed and memory are its own, and the CUDA kernels (flex, flash) are unmeasured."]
+
+
+def _series(frame: pd.DataFrame) -> pd.Series:
+    """What to call each row: the label, its rescale, and the study where there are several."""
+    name = frame["label"].astype(str)
+    rescale = frame["rescale"].astype(str)
+    name = name.where(rescale == "none", name + " (" + rescale + ")")
+    return name + " (" + frame["study"].astype(str) + ")" if frame["study"].nunique() > 1 else name

@@ -11,9 +11,11 @@ import numpy as np
 import pandas as pd
 
 from pe_study import stats
-from pe_study.stats import Array, Interval, Variance
+from pe_study.captions import listed
+from pe_study.losses import NOT_FINITE, Losses, contrast, difference, read_losses
+from pe_study.stats import Interval, Variance, own_interval
 from pe_study.tables import LATE
-from pe_study.verdicts import FAMILY, Losses, fails, over_seeds_of, read_losses
+from pe_study.verdicts import FAMILY, fails
 
 DECLARED = (2, 4, 8)  # multiples of the training length at which encodings are compared
 
@@ -41,8 +43,9 @@ class Comparison:
 def compare(rows: pd.DataFrame, protocol: str, declared: Sequence[int] = DECLARED) -> list[Comparison]:
     """Every pair of unrescaled encodings at every declared length, Holm-adjusted over all of them.
 
-    Several seeds: level (b), the pooled encoding x seed residual between encodings that do not fail there,
-    Welch's interval where one does. One seed: level (a), paired documents. Levels do not mix in a family.
+    Seeds are paired by number. Where a pair shares several: level (b), on the documents that all encodings
+    compared there share, the pooled encoding x seed residual between encodings that do not fail there,
+    Welch's interval where one does. Else level (a), paired documents. Levels do not mix in a family.
     """
     found: list[Comparison] = []
     plain = rows[(rows["protocol"] == protocol) & (rows["rescale"] == "none")]
@@ -58,46 +61,118 @@ def _compare_family(
 ) -> list[Comparison]:
     start = int(family["train_length"].iloc[0])
     names = (str(family["study"].iloc[0]), str(family["protocol"].iloc[0]))
-    num_seeds = max((loss.num_seeds for loss in losses.values()), default=0)
-    found = []
-    for length in (start * times for times in declared):
-        here = {label: loss for label, loss in losses.items() if _usable(loss, start, length, num_seeds)}
-        residual = _residual(here, start, length)
-        for label, other in itertools.combinations(here, 2):
-            interval, method = _difference(here[label], here[other], start, length, residual)
-            level = "b" if num_seeds > 1 else "a"
-            found.append(Comparison(*names, length, label, other, level, interval, method))
+    pairs = itertools.combinations(losses.values(), 2)
+    several = any(len({*one.seeds} & {*other.seeds}) > 1 for one, other in pairs)
+    compared = _over_seeds if several else _over_documents
+    return [
+        Comparison(*names, start * times, *pair, "b" if several else "a", interval, method)
+        for times in declared
+        for pair, (interval, method) in compared(losses, start, start * times).items()
+    ]
+
+
+Found = dict[tuple[str, str], tuple[Interval, str]]
+
+
+def _over_documents(losses: Mapping[str, Losses], start: int, length: int) -> Found:
+    """Level (a): each pair on the documents that both have, of the first seed that both have."""
+    del start
+    here = {label: loss.at(length) for label, loss in losses.items()}
+    found: Found = {}
+    for label, other in itertools.combinations(here, 2):
+        values = contrast(difference(here[label], here[other]).head(1).dropna(axis=1), losses[label].tokens)
+        if values is not None:
+            num = values.weight_D.size
+            found[label, other] = (
+                own_interval(values.value_SD, values.weight_D),
+                f"paired over {num} documents",
+            )
     return found
 
 
-def _usable(loss: Losses, start: int, length: int, num_seeds: int) -> bool:
-    return loss.num_seeds == num_seeds and start in loss.value_SD and length in loss.value_SD
+def _over_seeds(losses: Mapping[str, Losses], start: int, length: int) -> Found:
+    """Level (b): the seeds that each pair shares, on the documents that all encodings share."""
+    here = {label: loss.at(length) for label, loss in losses.items()}
+    shared = shared_documents(here)
+    if shared.empty:
+        return {}
+    weight_D = next(losses[label].tokens for label, part in here.items() if len(part)).reindex(shared)
+    mean_SE = pd.DataFrame(
+        {label: part[shared] @ (weight_D / weight_D.sum()) for label, part in here.items() if len(part)}
+    )
+    failing = {label for label in mean_SE if _fails(losses[str(label)], start, length)}
+    residual = stats.pooled_residual(mean_SE.drop(columns=list(failing)).to_numpy())
+    found: Found = {}
+    for label, other in itertools.combinations(mean_SE, 2):
+        pair_S = mean_SE[[label, other]].dropna().to_numpy()
+        if len(pair_S):
+            found[str(label), str(other)] = _difference(pair_S, residual, not failing & {label, other})
+    return found
 
 
-def _residual(losses: Mapping[str, Losses], start: int, length: int) -> Variance:
-    """The pooled residual over encodings that do not fail at `length`."""
-    holding = [loss for loss in losses.values() if not _fails(loss, start, length)]
-    if len(holding) < 2:
-        return Variance(math.nan, 0)
-    return stats.pooled_residual(np.column_stack([over_seeds_of(loss, length) for loss in holding]))
+def shared_documents(here: Mapping[str, pd.DataFrame]) -> pd.Index:
+    """The documents that every encoding with a number has, in every seed of it."""
+    columns = [part.dropna(axis=1).columns for part in here.values() if len(part)]
+    shared = columns[0] if columns else pd.Index([])
+    for other in columns[1:]:
+        shared = shared.intersection(other)
+    return shared
 
 
 def _fails(loss: Losses, start: int, length: int) -> bool:
-    start_S = over_seeds_of(loss, start)
-    return fails(over_seeds_of(loss, length) - start_S, start_S)
+    """Whether an encoding fails at `length`, or cannot be shown to hold there."""
+    base = loss.at(start)
+    change = contrast(difference(loss.at(length), base), loss.tokens)
+    level = contrast(base.dropna(axis=1), loss.tokens)
+    infinite = NOT_FINITE in {*loss.why(length).values(), *loss.why(start).values()}
+    if change is None or level is None or infinite:
+        return True
+    return fails(change, float(level.over_seeds().mean()))
 
 
-def _difference(
-    loss: Losses, other: Losses, start: int, length: int, residual: Variance
-) -> tuple[Interval, str]:
-    if loss.num_seeds == 1:
-        shared, left, right = np.intersect1d(loss.documents, other.documents, return_indices=True)
-        difference_D = loss.value_SD[length][0, left] - other.value_SD[length][0, right]
-        return stats.over_documents(difference_D, loss.weight_D[left]), f"paired over {shared.size} documents"
-    value_S, other_S = over_seeds_of(loss, length), over_seeds_of(other, length)
-    if _fails(loss, start, length) or _fails(other, start, length) or residual.df <= 0:
+def _difference(pair_S: np.ndarray, residual: Variance, holding: bool) -> tuple[Interval, str]:
+    value_S, other_S = pair_S.T
+    if len(pair_S) == 1 and (not holding or residual.df <= 0):
+        return Interval(float(value_S[0] - other_S[0])), "one seed in common: no interval"
+    if not holding or residual.df <= 0:
         return stats.welch(value_S, other_S), "Welch over seeds"
     return stats.seed_difference(value_S, other_S, residual), "pooled residual over seeds"
+
+
+def unmade(rows: pd.DataFrame, protocol: str, declared: Sequence[int] = DECLARED) -> list[str]:
+    """Why comparisons that were declared in advance are not there: a sentence a study."""
+    said = []
+    plain = rows[(rows["protocol"] == protocol) & (rows["rescale"] == "none")]
+    several = plain["study"].nunique() > 1
+    for (study, start), family in plain.groupby(["study", "train_length"], observed=True, sort=False):
+        if family["label"].nunique() < 2:
+            continue
+        where = f" in {study}" if several else ""
+        if start <= 0:
+            said.append(f"No encodings were compared{where}: their training length is not known.")
+            continue
+        grid = {int(length) for length in family["length"]}
+        said += _strangers(family, where)
+        absent = [times for times in declared if int(start) * times not in grid]
+        if absent:
+            lengths = listed(int(start) * times for times in absent)
+            said.append(
+                f"Encodings were not compared{where} at {lengths} ({_times(absent)} the training length of "
+                f"{int(start):,}): not on the grid of lengths."
+            )
+    return said
+
+
+def _strangers(family: pd.DataFrame, where: str) -> list[str]:
+    """Pairs of encodings that no seed pairs."""
+    seeds = {str(label): {*part} for label, part in family.groupby("label", observed=True)["seed"]}
+    apart = [f"{a} and {b}" for a, b in itertools.combinations(seeds, 2) if not seeds[a] & seeds[b]]
+    return [f"Not compared{where}, having no seed in common: {'; '.join(apart)}."] if apart else []
+
+
+def _times(numbers: Sequence[int]) -> str:
+    names = [f"{number}\u00d7" for number in numbers]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _adjusted(one: Comparison, p_holm: float) -> Comparison:
@@ -148,7 +223,10 @@ class Decomposition:
 
 
 def decompose(rows: pd.DataFrame) -> list[Decomposition]:
-    """Every unrescaled series that ran both protocols, at every length past the training length."""
+    """Every unrescaled series that ran both protocols, at every length past the training length.
+
+    Over the seeds and documents that have all four numbers of a length.
+    """
     plain = rows[rows["rescale"] == "none"]
     keys = [name for name in FAMILY if name != "protocol"] + ["label"]
     found = []
@@ -165,38 +243,28 @@ def decompose(rows: pd.DataFrame) -> list[Decomposition]:
 def _decompose(
     windowed: Losses, exact: Losses, start: int, names: tuple[str, str], same: bool
 ) -> list[Decomposition]:
-    shared = sorted(set(windowed.value_SD) & set(exact.value_SD))
-    if start not in shared or windowed.num_seeds != exact.num_seeds:
-        return []
-    _, left, right = np.intersect1d(windowed.documents, exact.documents, return_indices=True)
-    weight_D = windowed.weight_D[left]
     found = []
-    for length in (n for n in shared if n > start):
-        total_SD = (windowed.value_SD[length] - windowed.value_SD[start])[:, left]
-        context_SD = (exact.value_SD[length] - exact.value_SD[start])[:, right]
+    for length in sorted(int(n) for n in windowed.nll.index.unique("length") if n > start):
+        totals, contexts = (difference(side.at(length), side.at(start)) for side in (windowed, exact))
+        early = contrast(difference(totals, contexts), windowed.tokens)
+        if early is None:
+            continue
+        places = list(early.seeds), difference(totals, contexts).columns
+        total_SD, context_SD = (side.loc[places].to_numpy(dtype=np.float64) for side in (totals, contexts))
         found.append(
             Decomposition(
                 study=names[0],
                 label=names[1],
                 length=length,
                 train_length=start,
-                total=own_interval(total_SD, weight_D),
-                early=own_interval(total_SD - context_SD, weight_D),
-                context=own_interval(context_SD, weight_D),
+                total=own_interval(total_SD, early.weight_D),
+                early=early.interval(),
+                context=own_interval(context_SD, early.weight_D),
                 same_range=same,
-                num_seeds=windowed.num_seeds,
+                num_seeds=len(early.seeds),
             )
         )
     return found
-
-
-def own_interval(difference_SD: Array, weight_D: Array) -> Interval:
-    """Of a difference (seeds, documents): level (a) for one seed, (c) with the seeds' own spread for more."""
-    if difference_SD.shape[0] == 1:
-        return stats.over_documents(difference_SD[0], weight_D)
-    seed_S = difference_SD @ (weight_D / weight_D.sum())
-    variance = Variance(float(seed_S.var(ddof=1)) / seed_S.size, seed_S.size - 1)
-    return stats.over_both(difference_SD, weight_D, variance)
 
 
 def decomposition_table(found: Sequence[Decomposition]) -> pd.DataFrame:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
-from pe_study.comparisons import own_interval
+from pe_study.losses import contrast, difference, read_losses
 from pe_study.stats import Interval
-from pe_study.verdicts import read_losses
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,10 @@ class Effect:
 
 
 def effects(rows: pd.DataFrame, controls: pd.DataFrame, protocol: str) -> list[Effect]:
-    """Every unrescaled label and control under one protocol; none where the two sides have other seeds."""
+    """Every unrescaled label and control under one protocol, over the seeds and documents of both sides.
+
+    Where they share none, or the loss is not finite, the interval's estimate is nan.
+    """
     found = []
     own = rows[(rows["protocol"] == protocol) & (rows["rescale"] == "none")]
     changed = controls[(controls["protocol"] == protocol) & (controls["rescale"] == "none")]
@@ -38,13 +40,10 @@ def effects(rows: pd.DataFrame, controls: pd.DataFrame, protocol: str) -> list[E
             continue
         length = int(max(shared))
         sides = [read_losses(side[side["length"] == length]) for side in (part, plain)]
-        if not sides[0].num_seeds or sides[0].num_seeds != sides[1].num_seeds:
-            continue
-        documents = [np.asarray(side.documents) for side in sides]
-        _, left, right = np.intersect1d(documents[0], documents[1], return_indices=True)
-        difference_SD = sides[0].value_SD[length][:, left] - sides[1].value_SD[length][:, right]
-        interval = own_interval(difference_SD, sides[0].weight_D[left])
-        found.append(Effect(str(study), str(label), str(control), length, interval, sides[0].num_seeds))
+        change = contrast(difference(sides[0].at(length), sides[1].at(length)), sides[0].tokens)
+        interval = Interval(math.nan, num=0) if change is None else change.interval()
+        num_seeds = 0 if change is None else len(change.seeds)
+        found.append(Effect(str(study), str(label), str(control), length, interval, num_seeds))
     return found
 
 
@@ -65,6 +64,8 @@ def sentences(found: Sequence[Effect]) -> list[str]:
 
 
 def _text(interval: Interval) -> str:
+    if math.isnan(interval.estimate):
+        return "not known, without a finite loss of one seed and document on both sides"
     low, high = interval.bounds()
     bounds = f" [{low:+.3f}, {high:+.3f}]" if low == low else ""
     return f"{interval.estimate:+.3f}{bounds}"

@@ -1,50 +1,100 @@
-"""Sentences computed from verdicts, each no stronger than its interval.
+"""What a page opens with: sentences computed from verdicts and curves, each no stronger than its interval.
 
 With one seed a sentence says "in this run"; only several seeds let it speak of an encoding.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from pe_study.captions import counted, listed
-from pe_study.verdicts import DELTA, FAMILY, Verdict
-
-PERCENT = f"{100 * DELTA:g} %"
+from pe_study.outcomes import change_text, names, outcomes
+from pe_study.verdicts import FAMILY, PREFERRED, Verdict
 
 
 def findings(found: Sequence[Verdict], curves: pd.DataFrame) -> list[str]:
-    """What the page opens with: who holds, who fails from where, who gains, what a rescale does."""
+    """What the page opens with: who holds, who fails from where, who gains, what a rescale does.
+
+    Where several studies are on the page, every label is named with its study.
+    """
+    several = curves["study"].nunique() > 1
+    found = [dataclasses.replace(v, label=f"{v.label} ({v.study})") for v in found] if several else found
     plain = [verdict for verdict in found if verdict.rescale == "none"]
     if not plain:
-        return [
-            "No series has two documents or more at its training length, "
-            "so nothing is said about what happens past it."
-        ]
-    said = [_scope(plain), *_holding(plain), *_failing(plain), *_unsettled(plain), *_unable(plain)]
+        return [f"{_silent(curves)}, so nothing is said about what happens past it."]
+    said = [_scope(plain), *outcomes(plain), *_unjudged(found, curves, several)]
     said += _at_training_length(plain, curves)
-    several = len({verdict.study for verdict in found}) > 1
     for series in dict.fromkeys((v.study, v.label) for v in found if v.rescale != "none"):
-        said += _rescaled([v for v in found if (v.study, v.label) == series], several)
+        said += _rescaled([v for v in found if (v.study, v.label) == series])
     return said
 
 
-def _scope(plain: Sequence[Verdict]) -> str:
-    seeds = {verdict.num_seeds for verdict in plain}
-    if seeds == {1}:
-        who = (
-            "One seed each: every sentence is about this run, its weights on new documents, "
-            "not about encodings in general"
+def _silent(curves: pd.DataFrame) -> str:
+    """Why there is no verdict at all."""
+    plain = curves[curves["rescale"] == "none"]
+    ran = sorted({str(name) for name in plain["protocol"]})
+    if curves.empty:
+        return "No series was evaluated yet at its training length"
+    if plain.empty:
+        return "No unrescaled series was evaluated at its training length"
+    if not any(name.partition("_")[0] in PREFERRED for name in ran):
+        return (
+            f"Only {' and '.join(ran)} was run, which scores other targets at every length: no loss compares "
+            "with that at the training length"
         )
-    elif 1 in seeds:
-        who = "Some ran with one seed: sentences about those are about that run only"
-    else:
-        who = (
-            f"{_range(seeds)} seeds each: intervals are over seeds and documents, so that sentences are "
-            "about the encodings"
+    if not (plain["train_length"] > 0).any():
+        return "The training length is not known"
+    if not (plain["length"] == plain["train_length"]).any():
+        return "No series was evaluated at its training length"
+    return "No series has a finite loss at its training length"
+
+
+def _unjudged(found: Sequence[Verdict], curves: pd.DataFrame, several: bool) -> list[str]:
+    """Series of the judged protocol without a number at their training length."""
+    shown = curves[(curves["protocol"] == found[0].protocol) & (curves["rescale"] == "none")]
+    judged = {(v.study, v.train_length, v.label) for v in found}
+    said = []
+    keys = ["study", "train_length", "label"]
+    for (study, start, label), part in shown.groupby(keys, observed=True, sort=False):
+        name = f"{label} ({study})" if several else str(label)
+        if (study, start, name) in judged:
+            continue
+        here = part.loc[part["length"] == start, "status"]
+        if start <= 0:
+            why = "its training length is not known"
+        elif here.empty:
+            why = f"it was not run at its training length, {int(start):,}"
+        else:
+            why = f"no number at its training length, {int(start):,} ({here.iloc[0]})"
+        said.append(f"**{name}**: nothing is said, for {why}." if not here.empty else f"**{name}**: {why}.")
+    return said
+
+
+_WHO = {
+    "a": "One seed each: every sentence is about this run, its weights on new documents, not about encodings "
+    "in general",
+    "b": "{seeds} seeds each on one document: intervals are over seeds alone, so that sentences are about "
+    "new seeds on this text, not about other texts",
+    "c": "{seeds} seeds each: intervals are over seeds and documents, so that sentences are about the "
+    "encodings",
+    "": "One seed on one document each: no interval, so nothing is settled past the training length",
+}
+
+
+def _scope(plain: Sequence[Verdict]) -> str:
+    groups = {level: [v for v in plain if v.level == level] for level in _WHO}
+    groups = {level: group for level, group in groups.items() if group}
+    told = {
+        level: _WHO[level].format(seeds=_range({v.num_seeds for v in of})) for level, of in groups.items()
+    }
+    who = next(iter(told.values()))
+    if len(told) > 1:
+        who = ". ".join(
+            f"{names(groups[level])}: {text[0].lower()}{text[1:]}" for level, text in told.items()
         )
     documents = counted(_range({v.num_documents for v in plain}), "document")
     return (
@@ -52,78 +102,6 @@ def _scope(plain: Sequence[Verdict]) -> str:
         f"{max(v.longest for v in plain):,} on {documents} "
         f"({plain[0].protocol}). {who}."
     )
-
-
-def _holding(plain: Sequence[Verdict]) -> list[str]:
-    said = []
-    held = [v for v in plain if v.survives and not v.fails_by]
-    for length in sorted({v.survives for v in held if v.survives}, reverse=True):
-        for group in _alike([v for v in held if v.survives == length]):
-            gain = [v for v in group if v.gains_to]
-            flat = [v for v in group if not v.gains_to]
-            said += [_gaining(gain, length)] if gain else []
-            said += [_flat(flat, length)] if flat else []
-    return said
-
-
-def _alike(group: Sequence[Verdict]) -> list[list[Verdict]]:
-    """Runs of one seed apart from encodings of several: no sentence may mix them."""
-    parts = [[v for v in group if v.about_encoding], [v for v in group if not v.about_encoding]]
-    return [part for part in parts if part]
-
-
-def _gaining(group: Sequence[Verdict], length: int) -> str:
-    to = "; ".join(f"{v.label} to {v.gains_to:,}" for v in group)
-    text = (
-        f"**{_names(group)}** {_verb(group, 'holds', 'hold')} to {_times(length, group[0])}: the loss stays "
-        f"within {PERCENT} of that at the training length. A doubled length still lowers it ({to})"
-    )
-    if group[0].protocol == "exact-context":
-        return f"{text}."
-    return (
-        f"{text}; exact-context was not run, and under {group[0].protocol} longer windows also leave fewer "
-        "targets with little context, so part of this may be that alone."
-    )
-
-
-def _flat(group: Sequence[Verdict], length: int) -> str:
-    return (
-        f"**{_names(group)}** {_verb(group, 'holds', 'hold')} to {_times(length, group[0])} "
-        f"within {PERCENT}, without a gain from longer input: "
-        f"{'windowed models' if len(group) > 1 else 'a windowed model'}, in effect."
-    )
-
-
-def _failing(plain: Sequence[Verdict]) -> list[str]:
-    said = []
-    for length in sorted({v.fails_by for v in plain if v.fails_by}):
-        for group in _alike([v for v in plain if v.fails_by == length]):
-            worst = "; ".join(f"{v.label} {_change(v, v.longest)} at {v.longest:,}" for v in group)
-            said.append(
-                f"**{_names(group)}** {_verb(group, 'fails', 'fail')} by {_times(length, group[0])}: the "
-                f"loss is more than {PERCENT} above that at the training length ({worst})."
-            )
-    return said
-
-
-def _unsettled(plain: Sequence[Verdict]) -> list[str]:
-    group = [v for v in plain if not v.fails_by and not v.survives and v.change]
-    if not group:
-        return []
-    return [
-        f"**{_names(group)}**: not settled. The intervals neither show a rise of {PERCENT} nor rule one out "
-        "at the first length past the training length; more documents or seeds would."
-    ]
-
-
-def _unable(plain: Sequence[Verdict]) -> list[str]:
-    said = []
-    words = {"unsupported": "cannot run", "oom": "ran out of memory"}
-    for verdict in plain:
-        for status in dict.fromkeys(status for _, status in verdict.cannot):
-            lengths = listed(n for n, s in verdict.cannot if s == status)
-            said.append(f"**{verdict.label}** {words.get(status, f'has status {status}')} at {lengths}.")
-    return said
 
 
 def _at_training_length(plain: Sequence[Verdict], curves: pd.DataFrame) -> list[str]:
@@ -148,29 +126,34 @@ def _ranked(here: pd.DataFrame, several: bool) -> list[str]:
     values = ", ".join(f"{a} {v:.3f}" for a, v in zip(ranked["label"], ranked[metric], strict=True))
     seeds = {int(n) for n in here["num_seeds"]}
     who = "in this run" if seeds == {1} else f"means of {_range(seeds)} seeds"
+    who += ", not on the same documents" if here["num_documents"].nunique() > 1 else ""
     where = f" of {here['study'].iloc[0]}" if several else ""
     return [f"At the training length{where}, lowest first ({unit}, {who}): {values}."]
 
 
-def _rescaled(found: Sequence[Verdict], several: bool) -> list[str]:
-    """What each rescale does to a label at the longest length, against no rescale."""
+def _rescaled(found: Sequence[Verdict]) -> list[str]:
+    """What each rescale does to a label at the longest length that all reach, against no rescale."""
     plain = next((v for v in found if v.rescale == "none"), None)
-    others = [v for v in found if v.rescale != "none" and v.change]
-    if plain is None or not others or not plain.change:
+    others = [v for v in found if v.rescale != "none"]
+    if plain is None or not plain.change:
         return []
-    length = min(max(v.change) for v in (plain, *others))
-    others = sorted(
-        (v for v in others if length in v.change), key=lambda v: v.start + v.change[length].estimate
+    length = min(max(v.change) for v in (plain, *others) if v.change)
+    there = sorted(
+        (v for v in others if length in v.change), key=lambda v: v.change[length].estimate + v.start
     )
     texts = [
-        f"{v.rescale} {_change(v, length)}" + (f" (fails by {v.fails_by:,})" if v.fails_by else "")
-        for v in others
+        f"{v.rescale} {change_text(v.change[length])}" + (f" (fails by {v.fails_by:,})" if v.fails_by else "")
+        for v in there
     ]
-    where = "" if plain.about_encoding else " in this run"
-    study = f" ({plain.study})" if several else ""
+    for v in (v for v in others if length not in v.change):
+        lost = dict(sorted((*v.not_finite, *v.cannot)))
+        texts.append(f"{v.rescale} has no number ({lost.get(length, 'not run')})")
+    if not texts or length not in plain.change:
+        return []
+    where = {"a": " in this run", "": " in this run", "b": " on this text", "c": ""}[plain.level]
     return [
-        f"**{plain.label} rescaled**{study}{where}, change of loss at {length:,} from the training length: "
-        f"unrescaled {_change(plain, length)}; {'; '.join(texts)}."
+        f"**{plain.label} rescaled**{where}, change of loss at {length:,} from the training length: "
+        f"unrescaled {change_text(plain.change[length])}; {'; '.join(texts)}."
     ]
 
 
@@ -195,32 +178,6 @@ def yarn_sentence(notes: Sequence[Mapping[str, object]]) -> str | None:
         f"YaRN ({note['rescale']}, length {int(str(note['length'])):,}) leaves {kept} of {total} frequency "
         f"pairs as they are, blends {blended} and interpolates {interpolated}: {meaning}."
     )
-
-
-# --- words -----------------------------------------------------------------------------------------------
-
-
-def _names(group: Sequence[Verdict]) -> str:
-    several = len({verdict.study for verdict in group}) > 1
-    names = [f"{v.label} ({v.study})" if several else v.label for v in group]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _verb(group: Sequence[Verdict], one: str, many: str) -> str:
-    verb = one if len(group) == 1 else many
-    return verb if group[0].about_encoding else f"{verb}, in this run,"
-
-
-def _times(length: int, verdict: Verdict) -> str:
-    return f"{length:,} ({length / verdict.train_length:.4g}\u00d7)"
-
-
-def _change(verdict: Verdict, length: int) -> str:
-    """A change with its 95 % interval, in nats."""
-    interval = verdict.change[length]
-    low, high = interval.bounds()
-    bounds = f" [{low:+.3f}, {high:+.3f}]" if low == low else ""
-    return f"{interval.estimate:+.3f}{bounds} nats"
 
 
 def _range(numbers: set[int]) -> str:

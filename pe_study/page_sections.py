@@ -19,7 +19,7 @@ from pe_study import (
     run_sections,
     tables,
 )
-from pe_study.comparisons import Comparison, Decomposition
+from pe_study.comparisons import Comparison, Decomposition, unmade
 from pe_study.findings import cache_sentence, yarn_sentence
 from pe_study.page_parts import Material, Section, named_once
 from pe_study.studies import Evaluation, Study
@@ -83,6 +83,8 @@ def _how_far(material: Material) -> Section:
             section.add(charts.differences_figure(found, material.looks, curves, num_tests, suffix))
     if material.wants_table("comparisons") and material.comparisons:
         section.tables.append(page_tables.comparisons_table(material.comparisons))
+    if material.verdicts:
+        section.notes += unmade(material.rows, material.verdicts[0].protocol)
     return section
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 from pe_study import likeness, rates, tables
 from pe_study.comparisons import Comparison, Decomposition, comparison_table, decomposition_table
 from pe_study.curves import number
+from pe_study.outcomes import speaks_of
 from pe_study.verdicts import Verdict, verdict_table
 
 METRIC_NAMES = {"perplexity": "perplexity", "bits_per_byte": "bits per byte", "nll": "loss (nats)"}
@@ -183,7 +184,6 @@ def verdicts_table(found: Sequence[Verdict]) -> Table:
             ]
         )
     lost = any(data["cannot"])
-    level = "these weights on new documents" if found[0].num_seeds == 1 else "new seeds and new documents"
     return Table(
         name="verdicts",
         title=f"How far each holds ({found[0].protocol})",
@@ -199,8 +199,9 @@ def verdicts_table(found: Sequence[Verdict]) -> Table:
         data=data,
         note="Survives: up to this length, every length has an upper simultaneous 95 % bound of the rise of "
         "its loss below the margin (0.5 % or 2 % of the loss at the training length). Fails by: the first "
-        "length with a lower bound above it. Gains to: the last length L with a lower bound of "
-        f"loss(L/2) - loss(L) above zero. Bounds speak of {level}. A dash: not reached.",
+        "length with a lower bound above it, or without a finite loss in some seed. Gains to: the last length "
+        "L with a lower bound of loss(L/2) - loss(L) above zero. Bounds speak of "
+        f"{speaks_of(found)}. A dash: not reached.",
     )
 
 
@@ -241,13 +242,12 @@ def comparisons_table(found: Sequence[Comparison]) -> Table:
     )
     if data["study"].nunique() > 1:
         frame.insert(1, "study", data["study"])
-    what = "these runs only" if found[0].level == "a" else "encodings, over new seeds on these documents"
     table = plain(
         "comparisons",
         f"Differences between encodings ({found[0].protocol})",
         frame,
         f"Declared in advance: every pair at 2, 4 and 8 training lengths; Holm's correction over all "
-        f"{len(found)}. Negative: the first has the lower loss. Speaks of {what}.",
+        f"{len(found)}. Negative: the first has the lower loss. Speaks of {speaks_of(found)}.",
         data,
         {"difference and 95 % interval, nats": data["difference"]},
     )

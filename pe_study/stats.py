@@ -3,6 +3,7 @@
 (a) *these weights, new documents*: paired differences of documents (`over_documents`). Says "this run".
 (b) *this encoding, new seeds*: the seed is the unit (`over_seeds`, `seed_difference`, `welch`).
 (c) *both*: the variances of (a) and (b) added (`over_both`). Only (b) and (c) speak of an encoding.
+    One document has no variance of its own: there `over_both` is level (b), new seeds on this text.
 
 A document bootstrap covers documents alone and a percentile bootstrap of ten documents covers too little, so
 nothing here resamples. Shapes: S seeds, E encodings, D documents. All values are nats per token unless said.
@@ -16,33 +17,56 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
+from scipy import optimize, special
 
 CONFIDENCE = 0.95
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class Variance:
+    """A variance with the degrees of freedom of its estimate."""
+
+    value: float
+    df: float
+
+
+@dataclass(frozen=True)
 class Interval:
-    """An estimate with its standard error and degrees of freedom; `num` is the number of units behind it."""
+    """An estimate with its standard error and degrees of freedom; `num` is the number of units behind it.
+
+    An error that adds up independent variances names them in `parts`; its quantiles are Cochran's then.
+    """
 
     estimate: float
     error: float = math.nan
     df: float = math.nan
     num: int = 1
+    parts: tuple[Variance, ...] = ()
+
+    def quantile(self, probability: float) -> float:
+        """Student's t; of a sum of variances the mean of their quantiles, weighted by them (Cochran 1964).
+
+        Satterthwaite's degrees of freedom cover too little where one part has few: a spread over 3 seeds that
+        is small by chance lends its sum the degrees of the documents.
+        """
+        total = sum(part.value for part in self.parts)
+        if total <= 0:
+            return t_quantile(probability, self.df)
+        return sum(part.value * t_quantile(probability, part.df) for part in self.parts) / total
 
     def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """The two-sided t interval; (nan, nan) where one unit gives no error."""
-        margin = self.error * t_quantile(0.5 + confidence / 2, self.df)
+        margin = self.error * self.quantile(0.5 + confidence / 2)
         return self.estimate - margin, self.estimate + margin
 
     def lower(self, alpha: float = 1 - CONFIDENCE) -> float:
         """The one-sided lower bound, exceeded by the truth with probability 1 - `alpha`."""
-        return self.estimate - self.error * t_quantile(1 - alpha, self.df)
+        return self.estimate - self.error * self.quantile(1 - alpha)
 
     def upper(self, alpha: float = 1 - CONFIDENCE) -> float:
         """The one-sided upper bound."""
-        return self.estimate + self.error * t_quantile(1 - alpha, self.df)
+        return self.estimate + self.error * self.quantile(1 - alpha)
 
     @property
     def p_value(self) -> float:
@@ -51,7 +75,17 @@ class Interval:
             return math.nan
         if self.error == 0:
             return 1.0 if self.estimate == 0 else 0.0
-        return float(2 * special.stdtr(self.df, -abs(self.estimate / self.error)))
+        size = abs(self.estimate / self.error)
+        if not self.parts:
+            return float(2 * special.stdtr(self.df, -size))
+        if size == 0:
+            return 1.0
+        smallest = -700.0  # log p: under the least float64
+        if -self.quantile(math.exp(smallest) / 2) <= size:
+            return 0.0
+        return math.exp(
+            optimize.brentq(lambda log_p: -self.quantile(math.exp(log_p) / 2) - size, smallest, 0)
+        )
 
 
 def t_quantile(probability: float, df: float) -> float:
@@ -94,27 +128,24 @@ def over_documents(difference_D: ArrayLike, weight_D: ArrayLike | None = None) -
     return Interval(estimate, math.sqrt(variance), num - 1, num)
 
 
-@dataclass(frozen=True)
-class Variance:
-    """A variance with the degrees of freedom of its estimate."""
-
-    value: float
-    df: float
-
-
 def pooled_residual(value_SE: ArrayLike) -> Variance:
     """Variance of the encoding x seed residual, with (E-1)(S-1) degrees of freedom.
 
     It is what is left of E encodings at S paired seeds after the means of both. Pass encodings that do not
-    fail; failing ones spread otherwise.
+    fail; failing ones spread otherwise. Cells may be nan: the means are those of least squares, the degrees
+    of freedom the cells less the means that they determine.
     """
     value_SE = np.asarray(value_SE, dtype=np.float64)
-    num_seeds, num_encodings = value_SE.shape
-    df = (num_seeds - 1) * (num_encodings - 1)
+    seed, encoding = np.nonzero(np.isfinite(value_SE))
+    if seed.size == 0:
+        return Variance(math.nan, 0)
+    design = np.hstack([np.eye(value_SE.shape[0])[seed], np.eye(value_SE.shape[1])[encoding]])
+    value = value_SE[seed, encoding] - np.nanmean(value_SE)
+    means, _, rank, _ = np.linalg.lstsq(design, value)
+    df = value.size - int(rank)
     if df <= 0:
         return Variance(math.nan, 0)
-    residual_SE = value_SE - value_SE.mean(0) - value_SE.mean(1, keepdims=True) + value_SE.mean()
-    return Variance(float(np.sum(residual_SE**2) / df), df)
+    return Variance(float(np.sum((value - design @ means) ** 2) / df), df)
 
 
 def pooled_within(value_SE: ArrayLike) -> Variance:
@@ -165,18 +196,35 @@ def over_both(value_SD: ArrayLike, weight_D: ArrayLike, seed_variance: Variance)
 
     `value_SD` is a contrast (a difference of two encodings, or of two lengths) of every seed and document;
     `seed_variance` the variance of its mean over the S seeds. The residual of seed and document is in both
-    of them once and is taken off once.
+    of them once and is taken off the seeds' once. One document: level (b), the seeds alone.
     """
     value_SD = np.asarray(value_SD, dtype=np.float64)
     weight_D = np.asarray(weight_D, dtype=np.float64)
+    num_seeds = value_SD.shape[0]
     documents = over_documents(value_SD.mean(0), weight_D)
-    parts = [Variance(documents.error**2, documents.df), seed_variance]
+    if seed_variance.df <= 0:
+        return Interval(documents.estimate, num=num_seeds)
+    if documents.num == 1:
+        return Interval(documents.estimate, math.sqrt(seed_variance.value), seed_variance.df, num_seeds)
+    alone = max(seed_variance.value - _shared(value_SD, weight_D), 0.0)
+    parts = (Variance(documents.error**2, documents.df), Variance(alone, seed_variance.df))
     total = add_variances(parts)
-    if total.df <= 0:
-        return Interval(documents.estimate, num=value_SD.shape[0])
-    shared = _shared(value_SD, weight_D)
-    variance = max(total.value - shared, *(part.value for part in parts))
-    return Interval(documents.estimate, math.sqrt(variance), total.df, value_SD.shape[0])
+    return Interval(documents.estimate, math.sqrt(total.value), total.df, num_seeds, parts)
+
+
+def own_interval(value_SD: ArrayLike, weight_D: ArrayLike, spread: Variance | None = None) -> Interval:
+    """Of a contrast (seeds, documents): level (a) for one seed; (c), or (b) on one document, for more.
+
+    `spread` is the variance of one seed's contrast, pooled over encodings; None takes that of these seeds.
+    One seed and one document have no interval.
+    """
+    value_SD, weight_D = np.asarray(value_SD, dtype=np.float64), np.asarray(weight_D, dtype=np.float64)
+    num_seeds = value_SD.shape[0]
+    if num_seeds == 1:
+        return over_documents(value_SD[0], weight_D)
+    seed_S = value_SD @ (weight_D / weight_D.sum())
+    spread = spread or Variance(float(seed_S.var(ddof=1)), num_seeds - 1)
+    return over_both(value_SD, weight_D, Variance(spread.value / num_seeds, spread.df))
 
 
 def _shared(value_SD: Array, weight_D: Array) -> float:
