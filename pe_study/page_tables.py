@@ -199,8 +199,8 @@ def verdicts_table(found: Sequence[Verdict]) -> Table:
         data=data,
         note="Survives: up to this length, every length has an upper simultaneous 95 % bound of the rise of "
         "its loss below the margin (0.5 % or 2 % of the loss at the training length). Fails by: the first "
-        "length with a lower bound above it, or without a finite loss in some seed. Gains to: the last length "
-        "L with a lower bound of loss(L/2) - loss(L) above zero. Bounds speak of "
+        "length with a lower bound above it, or without a finite loss in some seed. Gains to: the last "
+        "length L with a lower bound of loss(L/2) - loss(L) above zero. Bounds speak of "
         f"{speaks_of(found)}. A dash: not reached.",
     )
 

@@ -91,12 +91,6 @@ def test_protocols_are_preferred_in_order() -> None:
     assert verdicts.protocol_for(rows[rows["protocol"] == "prefix"]) is None
 
 
-def test_a_nan_seed_is_left_out() -> None:
-    rows = constructed({"flat": [0, 0, 0, 0]}, seeds=3)
-    rows.loc[(rows["seed"] == 1) & (rows["length"] == 512), "nll_sum"] = np.nan
-    assert judged(rows)["flat"].num_seeds == 2
-
-
 def test_comparisons_at_declared_lengths() -> None:
     """One seed compares documents and says so; several compare seeds; Holm is over all pairs and lengths."""
     change = {"a": [0, 0, 0, 0], "b": [0, 0, 0, 0.05], "c": [0, 0, 0.5, 1.0]}
