@@ -16,6 +16,7 @@ from pe_study import (
     layout,
     overlays,
     plan,
+    planned,
     recipe,
     rope_scaling,
     runs,
@@ -55,9 +56,13 @@ def _first_line(module: Path) -> str:
 
 def _runs(root: Path) -> Iterable[tuple[str, str]]:
     states = runs.list_runs(root)
-    return [(f"{state.study}/{state.run_id}", _progress(state)) for state in states] or [
-        (str(root), "no runs yet; pe-study train RECIPE makes some")
-    ]
+    begun = {state.folder.resolve() for state in states}
+    found = [(f"{state.study}/{state.run_id}", _progress(state)) for state in states]
+    for file in sorted([*root.glob(planned.STUDY), *root.glob(f"*/{planned.STUDY}")]):
+        study = file.parent.resolve()
+        names = [name for name in planned.read_planned(file.parent) if study / name not in begun]
+        found += [(f"{study.name}/{name}", "not started") for name in names]
+    return found or [(str(root), "no runs yet; pe-study train RECIPE makes some")]
 
 
 def _progress(state: runs.RunState) -> str:

@@ -27,10 +27,12 @@ from pe_study.page import Page, compose
 from pe_study.page_parts import Shown
 from pe_study.page_tables import METRIC_NAMES, Table
 from pe_study.palette import COLOURS
+from pe_study.planned import STUDY
+from pe_study.progress import is_finished, progress
 from pe_study.rendering import Drawing, render_all
 from pe_study.rows import DIAGNOSTICS, OVER_TRAINING, RESULTS, RETRIEVAL
 from pe_study.runs import DONE, METRICS, check_output, claim_folder
-from pe_study.studies import SUMMARY, Study
+from pe_study.studies import SUMMARY
 from pe_study.targets import Targets, read_targets
 from pe_study.view import read_view
 
@@ -75,7 +77,7 @@ def output_folder(names: Sequence[str], output: Path | str | None = None) -> Pat
 def watch(
     studies: Sequence[Path | str], output: Path | str | None = None, *, interval: float = 30.0, **options: Any
 ) -> Iterator[tuple[Path, str]]:
-    """Build the page whenever the studies' files change, until every run is done.
+    """Build the page whenever the studies' files change, until every run is done and evaluated.
 
     Yields (path of index.html, a line of progress) after each build; `options` are those of `build`.
     """
@@ -86,30 +88,17 @@ def watch(
             before = state
             found = read_targets(studies).studies
             yield build(studies, output, **options), progress(found)
-            if all(run.done for study in found for run in study.runs):
+            if all(map(is_finished, found)):
                 return
         time.sleep(interval)
 
 
 def _state(studies: Sequence[Path | str]) -> list[tuple[str, int, int]]:
     """Name, size and time of every file that a report reads."""
-    names = (METRICS, DONE, RESULTS, RETRIEVAL, OVER_TRAINING, DIAGNOSTICS, SUMMARY, BENCH)
+    names = (METRICS, DONE, RESULTS, RETRIEVAL, OVER_TRAINING, DIAGNOSTICS, SUMMARY, BENCH, STUDY)
     files = [file for path in studies for name in names for file in sorted(Path(path).rglob(name))]
     files += [Path(path) for path in studies if Path(path).is_file()]
     return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-
-
-def progress(studies: Sequence[Study]) -> str:
-    """ "demo: 3 of 7 runs done, rope-s0 at step 120 of 300", a clause a study."""
-    said = []
-    for study in studies:
-        running = [run for run in study.runs if not run.done]
-        steps = [
-            f", {run.run_id} at step {run.last_step:,} of {run.train.get('steps', '?')}" for run in running
-        ]
-        done = len(study.runs) - len(running)
-        said.append(f"{study.name}: {done} of {len(study.runs)} runs done{''.join(steps)}")
-    return "; ".join(said)
 
 
 def _write(page: Page, targets: Targets, folder: Path, formats: Sequence[str]) -> None:

@@ -13,7 +13,8 @@ def progress(material: Material) -> Section:
     """Where an unfinished study stands."""
     section = Section("progress", "Progress")
     runs = [(study, run) for study in material.studies for run in study.runs]
-    if all(run.done for _, run in runs):
+    waiting = [(study.name, name) for study in material.studies for name in study.waiting]
+    if all(run.done for _, run in runs) and not waiting:
         return section
     frame = pd.DataFrame(
         {
@@ -25,6 +26,8 @@ def progress(material: Material) -> Section:
             "last loss, nats": [run.last_loss for _, run in runs],
         }
     )
+    absent = pd.DataFrame([{"run": name, "study": study, "state": "not started"} for study, name in waiting])
+    frame = pd.concat([frame, absent], ignore_index=True) if waiting else frame
     section.tables.append(page_tables.plain("progress", "Where every run stands", frame))
     return section
 

@@ -14,6 +14,7 @@ import pandas as pd
 import yaml
 
 from pe_study.errors import DataError, UsageError
+from pe_study.planned import read_planned
 from pe_study.rows import (
     NO_CONTROL,
     OVER_TRAINING,
@@ -106,6 +107,13 @@ class Study:
     path: Path
     runs: tuple[Run, ...] = ()
     evaluations: tuple[Evaluation, ...] = field(default=())
+    planned: tuple[str, ...] = ()  # the runs that its recipe has, where training wrote them down
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Runs of the recipe that have not begun."""
+        begun = {run.run_id for run in self.runs}
+        return tuple(name for name in self.planned if name not in begun)
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -127,11 +135,12 @@ def read_study(path: Path | str) -> Study:
         return Study(path.name, path, (read_run(path),), _evaluations(path))
     runs = tuple(read_run(recipe.parent) for recipe in sorted(path.glob(f"*/{RECIPE}")))
     evaluations = _evaluations(path)
-    if not runs and not evaluations:
+    planned = read_planned(path)
+    if not runs and not evaluations and not planned:
         raise DataError(
             f"{path}: neither runs nor results there; run `pe-study train` and `pe-study eval` first"
         )
-    return Study(_name(path, evaluations), path, runs, evaluations)
+    return Study(_name(path, evaluations), path, runs, evaluations, planned)
 
 
 def read_run(folder: Path) -> Run:

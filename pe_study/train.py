@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pe_study import kept, runs, state, tuning
+from pe_study import finished, kept, runs, state, tuning
 from pe_study.data import TrainBatches
 from pe_study.engine import (
     check_engine,
@@ -24,12 +24,21 @@ from pe_study.engine import (
     release,
 )
 from pe_study.errors import Interrupted, NonFiniteLossError, UsageError
-from pe_study.initial import Decoder, StudyData, build_model, check_initial, check_plan, load_data
+from pe_study.initial import (
+    Decoder,
+    StudyData,
+    build_model,
+    check_initial,
+    check_plan,
+    load_data,
+    read_hashes,
+)
 from pe_study.jobs import resolve_jobs, train_at_once
+from pe_study.planned import write_planned
 from pe_study.recipe import Recipe, RunSpec
 from pe_study.run_files import RunFiles, adopt_plan, withdraw
 from pe_study.run_log import RunLog, check_trackers
-from pe_study.selection import check_folder, refuse_changes, select_runs
+from pe_study.selection import FREE, RESUME, check_folder, check_resume, refuse_changes, select_runs
 from pe_study.stopping import StopRequest
 from pe_study.updates import Update, Updater
 from pe_study.validation import Validator
@@ -66,22 +75,25 @@ def train_study(
     recipe = tuning.resolve(recipe, runs_root)
     selected = select_runs(recipe, only or {})
     folders = {run.run_id: runs.run_dir(runs_root, recipe, run) for run in selected}
-    if resume not in ("auto", "never") and len(selected) > 1:
+    if resume not in RESUME and len(selected) > 1:
         raise UsageError(f"--resume {resume}: {len(selected)} runs are selected; pick one with --only")
     for run in selected:
         check_folder(folders[run.run_id], recipe, run, resume=resume)
-    unfinished = [run for run in selected if not runs.is_whole(folders[run.run_id])]
+        check_resume(resume, folders[run.run_id])
+    unfinished = [run for run in selected if not finished.is_intact(folders[run.run_id])]
     if not unfinished:
+        _refuse_changes(folders, read_hashes(recipe, make_accelerator(recipe), runs_root))
         return [_finished(recipe, run, folders[run.run_id]) for run in selected]
     check_engine(recipe, unfinished)
     check_trackers(recipe)
-    check_initial(recipe, unfinished)
+    check_initial(recipe, unfinished, runs_root)
     with contextlib.ExitStack() as held:
         stop = stop or held.enter_context(StopRequest())
-        data = load_data(recipe, make_accelerator(recipe))
+        accelerator = make_accelerator(recipe)
+        data = load_data(recipe, accelerator, runs_root)
         check_plan(recipe, data)
-        for folder in folders.values():
-            refuse_changes(folder, runs.read_done(folder) or data.hashes, data.hashes)
+        _refuse_changes(folders, data.hashes)
+        on_main(accelerator, lambda: write_planned(runs.study_dir(runs_root, recipe), recipe))
         num_jobs = resolve_jobs(jobs, recipe, len(unfinished))
         if num_jobs > 1:
             return train_at_once(
@@ -115,7 +127,7 @@ def train_run(
     runs.claim_folder(folder, ours=(runs.RECIPE, runs.PROVENANCE))
     with contextlib.ExitStack() as held:
         on_main(accelerator, lambda: held.enter_context(runs.locked(folder)) and None)
-        if runs.is_whole(folder):
+        if finished.is_intact(folder):
             return _finished(recipe, run, folder)
         on_main(accelerator, lambda: withdraw(folder))
         if stop.requested and accelerator.num_processes == 1:  # several agree at their first step
@@ -130,6 +142,12 @@ def train_run(
         facts = training.files.finish(training.model, last)
         release()
     return RunResult(run.run_id, folder, "trained", facts)
+
+
+def _refuse_changes(folders: Mapping[str, Path], hashes: Mapping[str, str]) -> None:
+    """UsageError where a finished run was trained on another text, tokenizer or base than `hashes` say."""
+    for folder in folders.values():
+        refuse_changes(folder, runs.read_done(folder) or hashes, hashes, may_change=FREE)
 
 
 def _finished(recipe: Recipe, run: RunSpec, folder: Path) -> RunResult:
@@ -151,7 +169,7 @@ class Training:
             seed=run.seed,
             packing=recipe.data.packing,
         )
-        model = build_model(recipe, run, data.tokenizer)
+        model = build_model(recipe, run, data.tokenizer, data.base)
         self.updater = Updater(recipe, run, self.accelerator, model, batches)
         self.validator = Validator(recipe, data.validation, self.accelerator)
 

@@ -195,6 +195,7 @@ def _write_run(folder: Path, label: str, seed: int, train_length: int, steps: in
     provenance = {
         "versions": {"python": "3.11", "torch": "2.13.0", "pe_study": "0.1.0"},
         "git_commit": "0123456789abcdef",
+        "steps": steps,
         "device": "cpu",
         "kernel": "sdpa",
         "parameters": {

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pe_study import runs, snapshots, state
 from pe_study.errors import DataError, Interrupted, NonFiniteLossError, RecipeError, UsageError
 from pe_study.jobs import resolve_jobs
+from pe_study.planned import read_planned
 from pe_study.recipe import load
 from pe_study.run_files import RunFiles
 from pe_study.selection import select_runs
@@ -51,6 +52,7 @@ def test_a_study_trains_every_encoding_and_seed(tmp_path: Path) -> None:
         "step_00000006",
     ]
     assert load(folder / "recipe.yaml").runs() == (recipe.runs()[1],)
+    assert read_planned(folder.parent) == tuple(run.run_id for run in recipe.runs())
 
 
 def test_done_and_provenance_say_what_was_trained(tmp_path: Path) -> None:

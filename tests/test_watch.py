@@ -1,14 +1,18 @@
-"""The page while a study runs: built again whenever a file changes, until every run is done."""
+"""The page while a study runs: built again whenever a file changes, until all is done and evaluated."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import synthetic_studies as synthetic
+import tiny_recipe
 
-from pe_study import report
+from pe_study import listing, planned, progress, recipe, report, studies
+from pe_study.errors import DamagedError
 
 SMALL = {"encodings": ["nope", "rope"], "lengths": (64, 128), "num_documents": 2, "rescales": ("none",)}
 
@@ -38,28 +42,115 @@ def test_a_partial_study_names_what_is_missing(running: Path, tmp_path: Path) ->
     assert "Where every run stands" not in page
 
 
+def no_more_lines(folder: Path) -> None:
+    metrics = folder / "rope-s0" / "metrics.jsonl"
+    lines = metrics.read_text(encoding="utf-8").splitlines()[:20]
+    metrics.write_text("\n".join([*lines, '{"step": 210, "loss": 1.9}\n']), encoding="utf-8")
+
+
+def evaluate(folder: Path, date: str, rows: pd.DataFrame) -> None:
+    """Results of `rows`, as an evaluation that ended at `date` leaves them."""
+    evaluation = folder / "eval" / "length"
+    evaluation.mkdir(parents=True, exist_ok=True)
+    rows.to_parquet(evaluation / "results.parquet")
+    (evaluation / "results.json").write_text(json.dumps({"date": date}), encoding="utf-8")
+
+
+def finish(folder: Path, run: str, date: str = "2026-01-02T03:00:00+00:00") -> None:
+    (folder / run / "DONE").write_text(json.dumps({"finished": date}), encoding="utf-8")
+
+
 def test_watch_follows_a_study_to_its_end(
     running: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing changed: nothing is built. A line more: built again. All done: the last page, then the end."""
-    waits = iter([lambda: None, lambda: more(), lambda: (running / "rope-s0" / "DONE").write_text("{}")])
-
-    def more() -> None:
-        metrics = running / "rope-s0" / "metrics.jsonl"
-        lines = metrics.read_text(encoding="utf-8").splitlines()[:20]
-        metrics.write_text("\n".join([*lines, '{"step": 210, "loss": 1.9}\n']), encoding="utf-8")
-
+    """Nothing changed: nothing is built. A line more: built again. All done and evaluated: the end."""
+    rows = synthetic.rows(**SMALL, protocols=("nonoverlapping",))
+    finish(running, "nope-s0")
+    waits = iter(
+        [
+            lambda: None,
+            lambda: no_more_lines(running),
+            lambda: finish(running, "rope-s0"),
+            lambda: evaluate(running, "2026-01-02T03:00:01+00:00", rows),
+        ]
+    )
     monkeypatch.setattr(report.time, "sleep", lambda seconds: next(waits)())
     seen = list(report.watch([running], tmp_path / "out", interval=7, formats=()))
     assert [line for _, line in seen] == [
         "synthetic: 1 of 2 runs done, rope-s0 at step 200 of 300",
         "synthetic: 1 of 2 runs done, rope-s0 at step 210 of 300",
+        "synthetic: 2 of 2 runs done, not evaluated yet",
         "synthetic: 2 of 2 runs done",
     ]
     assert {page for page, _ in seen} == {tmp_path / "out" / "index.html"}
+    assert "Where every run stands" not in seen[-1][0].read_text(encoding="utf-8")
     assert json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["studies"]
 
 
 def test_watch_ends_at_once_when_all_is_done(tmp_path: Path) -> None:
     folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**SMALL, protocols=("nonoverlapping",)))
     assert len(list(report.watch([folder], tmp_path / "out", formats=()))) == 1
+
+
+@pytest.mark.parametrize(
+    ("date", "encodings", "finished"),
+    [
+        ("2026-01-02T03:00:00+00:00", ["nope", "rope"], True),
+        ("2026-01-02T02:59:59+00:00", ["nope", "rope"], False),  # made before the last run was trained again
+        ("2026-01-02T04:00:00+00:00", ["rope"], False),  # of one run only
+        ("2026-01-02T04:30:00+01:00", ["nope", "rope"], True),  # half past three in UTC
+    ],
+)
+def test_a_study_is_finished_when_its_evaluation_holds_every_run(
+    tmp_path: Path, date: str, encodings: list[str], finished: bool
+) -> None:
+    folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**SMALL, protocols=("nonoverlapping",)))
+    for run in ("nope-s0", "rope-s0"):
+        finish(folder, run)
+    evaluate(folder, date, synthetic.rows(**{**SMALL, "encodings": encodings}, protocols=("nonoverlapping",)))
+    assert progress.is_finished(studies.read_study(folder)) is finished
+
+
+def test_runs_of_the_recipe_that_have_not_started_are_named(tmp_path: Path) -> None:
+    """On the page, in the line of --watch and in `ls runs`; a study is not finished without them."""
+    folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**SMALL, protocols=("nonoverlapping",)))
+    names = ["nope-s0", "rope-s0", "alibi-s0", "t5-s0"]
+    (folder / "study.json").write_text(json.dumps({"runs": names}), encoding="utf-8")
+    study = studies.read_study(folder)
+    assert progress.progress([study]) == "synthetic: 2 of 4 runs done, not started: alibi-s0, t5-s0"
+    assert not progress.is_finished(study)
+    page = report.build([folder], tmp_path / "out", formats=()).read_text(encoding="utf-8")
+    assert "synthetic: 2 of 4 runs have not started: alibi-s0, t5-s0." in page
+    assert re.search(r'<th scope="row">t5-s0</th><td>synthetic</td><td>not started</td>', page)
+    said = listing.listed("runs", tmp_path / "runs")
+    assert re.search(r"synthetic/alibi-s0 +not started", said)
+    assert said.count("not started") == 2
+
+
+def test_a_study_that_has_begun_nothing_is_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "new"
+    folder.mkdir(parents=True)
+    (folder / "study.json").write_text('{"runs": ["rope-s0"]}', encoding="utf-8")
+    page = report.build([folder], tmp_path / "out", formats=()).read_text(encoding="utf-8")
+    assert "new: 1 of 1 runs have not started: rope-s0." in page
+
+
+def test_a_damaged_list_of_runs_is_named(tmp_path: Path) -> None:
+    folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**SMALL, protocols=("nonoverlapping",)))
+    (folder / "study.json").write_text('{"runs": 3}', encoding="utf-8")
+    with pytest.raises(DamagedError, match=r"study\.json: damaged, no list of runs; delete it"):
+        studies.read_study(folder)
+
+
+def test_training_writes_the_runs_of_its_recipe(tmp_path: Path) -> None:
+    """All of them, also those that were not picked; again where the recipe changed, else the file stays."""
+    path = tiny_recipe.write(tmp_path)
+    planned.write_planned(tmp_path / "study", recipe.load(path))
+    names = [f"{label}-s{seed}" for label in ("rope", "rope-1m", "t5") for seed in (0, 1)]
+    assert sorted(planned.read_planned(tmp_path / "study")) == sorted(names)
+    before = (tmp_path / "study" / "study.json").stat().st_mtime_ns
+    planned.write_planned(tmp_path / "study", recipe.load(path))
+    assert (tmp_path / "study" / "study.json").stat().st_mtime_ns == before
+    (tmp_path / "study" / "study.json").write_text("{", encoding="utf-8")
+    planned.write_planned(tmp_path / "study", recipe.load(path, ["encodings=[nope]", "seeds=[3]"]))
+    assert planned.read_planned(tmp_path / "study") == ("nope-s3",)
