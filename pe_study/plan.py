@@ -188,7 +188,8 @@ class Plan(Section):
     def resolve(self, train_length: int | None) -> Plan:
         """The plan with every length and stride in tokens; PlanError where they do not fit each other."""
         lengths = self.resolve_lengths(train_length)
-        protocols = tuple(protocol.resolve(lengths[0], train_length) for protocol in self.protocols)
+        resolved = [protocol.resolve(lengths[0], train_length) for protocol in self.protocols]
+        protocols = tuple(dict.fromkeys(resolved))  # two strides may be cut to one
         tokens = resolved_length("tokens_per_document", self.tokens_per_document, train_length)
         window = resolved_length("attention_window", self.attention_window, train_length)
         if tokens is not None:
@@ -201,6 +202,12 @@ class Plan(Section):
                 "attention_window": window,
             }
         )
+
+    def cut_strides(self, train_length: int | None) -> list[str]:
+        """What to say of strides that `resolve` cuts to the shortest length."""
+        shortest = self.resolve_lengths(train_length)[0]
+        said = [spec.cut_to(spec.resolve(shortest, train_length), train_length) for spec in self.protocols]
+        return [line for line in said if line is not None]
 
     def with_overrides(self, overrides: Sequence[str]) -> Plan:
         """This plan with `key=value` overrides laid over it."""

@@ -62,8 +62,13 @@ class ProtocolSpec(Section):
         return defaults | {key: value for key, value in given.items() if value is not None}
 
     def resolve(self, shortest: int, train_length: int | None) -> ProtocolSpec:
-        """With the stride in tokens; PlanError where an option does not fit the shortest length."""
+        """With the stride in tokens; PlanError where an option does not fit the shortest length.
+
+        A stride of so many training lengths is cut to the shortest length where it is above it.
+        """
         stride = resolved_length(f"protocols: {self.name}: stride", self.stride, train_length)
+        if stride is not None and isinstance(self.stride, str):
+            stride = min(stride, shortest)
         if stride is not None and stride > shortest:
             raise PlanError(
                 f"protocols: {self.name}: found stride {stride}; "
@@ -75,6 +80,16 @@ class ProtocolSpec(Section):
                 f"accepted: fewer than {shortest}, the shortest length"
             )
         return self.model_copy(update={"stride": stride})
+
+    def cut_to(self, resolved: ProtocolSpec, train_length: int | None) -> str | None:
+        """What to say of a stride that `resolve` cut; None where it did not."""
+        stride = resolved_length("stride", self.stride, train_length)
+        if stride == resolved.stride:
+            return None
+        return (
+            f"protocols: {self.name}: stride {self.stride} is {stride} tokens, cut to {resolved.stride}, the "
+            "shortest length (there it is nonoverlapping)"
+        )
 
     @model_serializer
     def _serialize(self) -> Any:

@@ -120,7 +120,6 @@ def test_protocols_are_names_or_mappings_with_their_defaults() -> None:
     ("protocol", "message"),
     [
         ({"name": "sliding", "stride": 65}, "protocols: sliding: found stride 65; accepted: at most 64"),
-        ({"name": "sliding", "stride": "2x"}, "protocols: sliding: found stride 128; accepted: at most 64"),
         (
             {"name": "fixed-target", "num_targets": 64},
             "found num_targets 64; accepted: fewer than 64, the shortest",
@@ -130,6 +129,28 @@ def test_protocols_are_names_or_mappings_with_their_defaults() -> None:
 def test_options_fit_the_shortest_length(protocol: dict, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         load_plan({"lengths": ["1x", "2x"], "protocols": [protocol]}).resolve(64)
+
+
+@pytest.mark.parametrize("original", [512, 2048, 4096, 8192, 131072])
+def test_the_plan_of_checkpoints_fits_every_original_length(original: int) -> None:
+    """`--lengths 2k,4k,8k,16k,32k` over evals/length.yaml, whatever length the checkpoint has."""
+    loaded = load_plan("evals/length.yaml", ["lengths=[2k,4k,8k,16k,32k]"])
+    [sliding] = [each for each in loaded.resolve(original).protocols if each.name == "sliding"]
+    assert sliding.stride == min(original // 2, 2048)
+    said = loaded.cut_strides(original)
+    assert len(said) == int(original > 4096)
+    if original == 8192:
+        assert said == [
+            "protocols: sliding: stride 0.5x is 4096 tokens, cut to 2048, the shortest length "
+            "(there it is nonoverlapping)"
+        ]
+
+
+def test_strides_that_are_cut_to_one_are_measured_once() -> None:
+    protocols = [{"name": "sliding", "stride": stride} for stride in ("0.25x", "0.5x", "1x", 16)]
+    loaded = load_plan({"lengths": [16, 64], "protocols": protocols})
+    assert [protocol.stride for protocol in loaded.resolve(64).protocols] == [16]
+    assert len(loaded.cut_strides(64)) == 2
 
 
 def test_a_document_is_read_to_the_longest_length_at_least() -> None:

@@ -61,6 +61,9 @@ def evaluate(
         evaluations = [ByteEvaluation.prepare_bytes(subject, plan, kernel) for subject in subjects]
     else:
         evaluations = [Evaluation.prepare(subject, plan, kernel, texts) for subject in subjects]
+        cut = [line for subject in subjects for line in plan.cut_strides(subject.train_length)]
+        for line in dict.fromkeys(cut):
+            logger.warning("%s", line)
     on_the_way = over_training.prepare(subjects, plan, kernel) if plan.over_training else []
     if dry_run:
         return [cell for evaluation in evaluations for cell in evaluation.describe()]
