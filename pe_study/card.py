@@ -16,7 +16,7 @@ from pathlib import Path
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from pe_study import hub, recipe, runs
+from pe_study import finished, hub, recipe, runs
 from pe_study.errors import CheckpointError, UsageError
 from pe_study.recipe import Recipe
 
@@ -48,6 +48,7 @@ def write_card(run: Path | str, repo_id: str | None = None) -> Path:
         raise UsageError(f"{run}: not a run directory; name one, such as runs/demo/rope-s0")
     if not runs.is_whole(folder):
         raise CheckpointError(f"{run}: an unfinished run; finish its training first")
+    finished.check(folder)
     path = folder / runs.FINAL / CARD
     compose(folder, repo_id).save(path)
     return path

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import pe_study.model
-from pe_study import attention, hf_attention, hf_rope, hub, rope_scaling, runs, trained_rescale
+from pe_study import attention, finished, hf_attention, hf_rope, hub, rope_scaling, runs, trained_rescale
 from pe_study.declared import Declaration, declare
 from pe_study.errors import CheckpointError, PEStudyError, RescaleError, UsageError, did_you_mean
 from pe_study.frozen import follows_running_length as follows_running_length
@@ -76,6 +76,7 @@ def open_checkpoint(
     path = Path(source).expanduser()
     if not path.exists() and (path.is_absolute() or str(source).count("/") != 1 or path.suffix == ".gguf"):
         _check_hub_id(str(source))
+    finished.check_source(path)
     if (path / runs.FINAL).is_dir():
         path = path / runs.FINAL
     elif (path / runs.RECIPE).is_file():

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pe_study import costs, encodings, layout, runs, tuning
+from pe_study import bases, costs, encodings, layout, runs, tuning
 from pe_study.recipe import Recipe, RunSpec
 from pe_study.sections import DataSpec, EncodingSpec, ModelSpec
 from pe_study.selection import check_folder, select_runs
@@ -35,6 +35,8 @@ def describe(recipe: Recipe, runs_root: Path, only: Mapping[str, str]) -> str:
         "scores": _scores(recipe),
         "eval": _evaluation(recipe),
     }
+    absent = bases.absence(recipe, runs_root)
+    facts |= {"init": absent} if absent else {}
     lines = [f"{recipe.name}: {len(selected)} runs in {runs.study_dir(runs_root, recipe)}"]
     lines += [layout.hanging(f"  {name:9}", text) for name, text in facts.items()]
     return "\n".join([*lines, "", *_table(recipe, selected, states)])

@@ -2,15 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from pe_study import hf_rope
+from pe_study.checkpoints import Checkpoint, loading
+from pe_study.errors import UsageError
 from pe_study.model import next_token_loss
+
+if TYPE_CHECKING:
+    from pe_study.recipe import Recipe, RunSpec
+
+ENCODING = "rope"  # what a decoder of another library may have for its positions
+DROPOUTS = re.compile(r"dropout|(attention|attn|hidden|resid|residual|embd|embed)_\w*p?drop(out)?\w*")
+QUERY_NORM = re.compile(r"\.(q|query)_?(layer_?)?norm\.")
+
+
+def check(recipe: Recipe, run: RunSpec, checkpoint: Checkpoint) -> None:
+    """UsageError naming every key of a recipe that says another decoder than the checkpoint's."""
+    where, spec = f"{recipe.path or recipe.name}", run.encoding
+    if recipe.data.packing == "isolate":
+        raise UsageError(f"{where}: data.packing: isolate needs our own decoder; use within-document")
+    if checkpoint.rotary is None:
+        raise UsageError(
+            f"{where}: init.from: {checkpoint.source} {hf_rope.why_not(checkpoint.config)}; "
+            "accepted: a checkpoint with RoPE, or a run"
+        )
+    if spec.name != ENCODING:
+        raise UsageError(
+            f"{where}: encodings: found {spec.name}; accepted: {ENCODING}, which {checkpoint.source} has"
+        )
+    there = _sizes(recipe, checkpoint)
+    said = {key: getattr(recipe.model, key.removeprefix("model.")) for key in there} | {
+        f"encodings.0.{key}": spec.options[key] for key in ("base", "fraction")
+    }
+    there |= _rotary_options(spec.options, checkpoint)
+    differing = [key for key, value in there.items() if value != said[key]]
+    if differing:
+        raise UsageError(
+            f"{where}: model and encodings have to be those of {checkpoint.source}: "
+            f"{'; '.join(f'{key} is {there[key]} there, found {said[key]}' for key in differing)}"
+        )
+    if recipe.model.dropout and not _dropouts(checkpoint.config):
+        raise UsageError(
+            f"{where}: model.dropout: found {recipe.model.dropout}; "
+            f"{checkpoint.config.model_type} has none; accepted: 0"
+        )
+
+
+def set_dropout(config: Any, dropout: float) -> None:
+    """Give every dropout of an architecture one probability, in its config, before it is built."""
+    for name in _dropouts(config):
+        setattr(config.get_text_config(), name, dropout)
+
+
+def _dropouts(config: Any) -> list[str]:
+    facts = config.get_text_config().to_dict()
+    return [key for key, value in facts.items() if DROPOUTS.fullmatch(key) and isinstance(value, int | float)]
+
+
+def _sizes(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the keys of `model` have to say for a checkpoint."""
+    config, wanted = checkpoint.config.get_text_config(), recipe.model
+    positions = getattr(config, "max_position_embeddings", None) or 0
+    drawn = getattr(config, "initializer_range", None)
+    unsaid = type(wanted).model_fields["initializer_range"].default  # no weight is drawn
+    return {
+        "model.num_layers": config.num_hidden_layers,
+        "model.d_model": config.hidden_size,
+        "model.num_heads": config.num_attention_heads,
+        "model.num_kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "model.d_ff": getattr(config, "intermediate_size", None) or wanted.d_ff,
+        "model.max_positions": max(positions, recipe.train.length),
+        "model.qk_norm": _norms_queries(checkpoint),
+        "model.initializer_range": drawn if wanted.initializer_range != unsaid and drawn else unsaid,
+    }
+
+
+def _norms_queries(checkpoint: Checkpoint) -> bool:
+    """Whether queries and keys are normed, as the names of weights say on a copy that holds no memory."""
+    from transformers import AutoModelForCausalLM
+
+    with loading(checkpoint.source), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(checkpoint.config)
+    return any(QUERY_NORM.search(name) for name, _ in model.named_parameters())
+
+
+def _rotary_options(options: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    """What base and rotated fraction have to say."""
+    rotary, text = checkpoint.rotary, checkpoint.config.get_text_config()
+    assert rotary is not None
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    same = int(head_dim * options["fraction"]) == rotary.rotary_dim
+    fraction = options["fraction"] if same else rotary.rotary_dim / head_dim
+    return {"encodings.0.base": rotary.base, "encodings.0.fraction": fraction}
 
 
 class ForeignDecoder(nn.Module):

@@ -6,13 +6,15 @@ length with a RoPE rescale built in: the way contexts are extended (Peng et al. 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from accelerate import Accelerator
 
-from pe_study import trained_rescale
+from pe_study import bases, foreign, trained_rescale
 from pe_study.checkpoints import Checkpoint, loading, open_checkpoint
 from pe_study.data import (
     Corpus,
@@ -23,19 +25,22 @@ from pe_study.data import (
     tokenize,
     tokenize_documents,
 )
-from pe_study.errors import UsageError
+from pe_study.errors import CheckpointError, DataError, UsageError
 from pe_study.evaluation_sets import Unit, evaluation_documents
 from pe_study.foreign import ForeignDecoder
 from pe_study.model import PEStudyConfig, PEStudyForCausalLM
-from pe_study.sections import CHECKPOINT_TOKENIZER
+from pe_study.sections import CHECKPOINT_TOKENIZER, DataSpec
 
 if TYPE_CHECKING:
     from pe_study.recipe import Recipe, RunSpec
+
+logger = logging.getLogger(__name__)
 
 Decoder = PEStudyForCausalLM | ForeignDecoder
 
 # What of `model` has to be the checkpoint's own.
 SHAPE = ("num_layers", "d_model", "num_heads", "num_kv_heads", "d_ff", "max_positions", "qk_norm")
+SHAPE += ("initializer_range",)
 
 
 @dataclass(frozen=True)
@@ -46,22 +51,54 @@ class StudyData:
     tokenizer: Tokenizer
     train: TokenizedSplit
     validation: TokenizedSplit
+    base: Checkpoint | None = None  # the weights that training goes on from
 
     @property
     def hashes(self) -> dict[str, str]:
-        return {"corpus_hash": self.corpus.hash, "tokenizer_hash": self.tokenizer.hash}
+        """Of text, tokenizer and, once they are on this machine, the weights to go on from."""
+        hashes = {"corpus_hash": self.corpus.hash, "tokenizer_hash": self.tokenizer.hash}
+        return hashes | _base_hash(self.base)
 
 
-def load_data(recipe: Recipe, accelerator: Accelerator) -> StudyData:
+def load_data(recipe: Recipe, accelerator: Accelerator, runs_root: Path | str = "runs") -> StudyData:
     """Corpus, tokenizer and token ids; the first process of a machine fills the cache, the others read it."""
-    spec = recipe.data
-    if spec.tokenizer == CHECKPOINT_TOKENIZER:
-        spec = spec.model_copy(update={"tokenizer": initial_checkpoint(recipe).name})
+    base = initial_checkpoint(recipe, runs_root)
+    spec = _data_spec(recipe, base)
     with accelerator.local_main_process_first():
         corpus = load_corpus(spec)
         tokenizer = load_tokenizer(spec, corpus)
         splits = [tokenize(corpus, split, tokenizer) for split in ("train", "validation")]
-    return StudyData(corpus, tokenizer, splits[0], splits[1])
+    return StudyData(corpus, tokenizer, splits[0], splits[1], base)
+
+
+def read_hashes(recipe: Recipe, accelerator: Accelerator, runs_root: Path | str) -> dict[str, str]:
+    """`StudyData.hashes` of what can still be read, for runs that are finished; a warning names the rest."""
+    hashes: dict[str, str] = {}
+    try:
+        base = initial_checkpoint(recipe, runs_root)
+        hashes |= _base_hash(base)
+        with accelerator.local_main_process_first():
+            spec = _data_spec(recipe, base)
+            corpus = load_corpus(spec)
+            hashes["corpus_hash"] = corpus.hash
+            hashes["tokenizer_hash"] = load_tokenizer(spec, corpus).hash
+    except (DataError, CheckpointError) as error:
+        said = str(error).partition("\n")[0]
+        logger.warning(
+            "%s: finished runs were not compared with what they were trained on: %s", recipe.name, said
+        )
+    return hashes
+
+
+def _data_spec(recipe: Recipe, base: Checkpoint | None) -> DataSpec:
+    if recipe.data.tokenizer != CHECKPOINT_TOKENIZER or base is None:
+        return recipe.data
+    return recipe.data.model_copy(update={"tokenizer": base.name})
+
+
+def _base_hash(base: Checkpoint | None) -> dict[str, str]:
+    found = None if base is None else bases.weights_sha256(base.name, base.options)
+    return {} if found is None else {bases.CHANGED: found}
 
 
 def check_plan(recipe: Recipe, data: StudyData) -> None:
@@ -74,27 +111,33 @@ def check_plan(recipe: Recipe, data: StudyData) -> None:
     evaluation_documents(split, longest_length=longest, num_documents=1, unit=cast(Unit, plan.unit))
 
 
-def check_initial(recipe: Recipe, selected: Sequence[RunSpec]) -> None:
+def check_initial(recipe: Recipe, selected: Sequence[RunSpec], runs_root: Path | str = "runs") -> None:
     """CheckpointError when `init` names nothing, UsageError when its weights do not fit the recipe; for
     before any work."""
-    if recipe.init is None:
-        return
-    checkpoint = initial_checkpoint(recipe)
+    checkpoint = initial_checkpoint(recipe, runs_root)
+    if checkpoint is not None:
+        _check_base(recipe, selected, checkpoint)
+
+
+def _check_base(recipe: Recipe, selected: Sequence[RunSpec], checkpoint: Checkpoint) -> None:
     for run in selected:
         if checkpoint.is_ours:
             _check_ours(recipe, run, checkpoint)
         else:
-            _check_foreign(recipe, checkpoint)
+            foreign.check(recipe, run, checkpoint)
 
 
-def build_model(recipe: Recipe, run: RunSpec, tokenizer: Tokenizer) -> Decoder:
-    """The decoder of one run. UsageError when `init` names weights that do not fit the recipe."""
+def build_model(
+    recipe: Recipe, run: RunSpec, tokenizer: Tokenizer, base: Checkpoint | None = None
+) -> Decoder:
+    """The decoder of one run; `base` holds the weights that `init` names (None: as `initial_checkpoint` finds
+    them). UsageError when they do not fit the recipe."""
     model: Decoder
-    if recipe.init is None:
+    checkpoint = base or initial_checkpoint(recipe)
+    if recipe.init is None or checkpoint is None:
         model = _draw(recipe, run, tokenizer)
     else:
-        check_initial(recipe, [run])
-        checkpoint = initial_checkpoint(recipe)
+        _check_base(recipe, [run], checkpoint)
         model = _continue_ours(recipe, checkpoint) if checkpoint.is_ours else _foreign(recipe, checkpoint)
         if tokenizer.vocab_size > model.config.vocab_size:
             raise UsageError(
@@ -120,11 +163,19 @@ def _draw(recipe: Recipe, run: RunSpec, tokenizer: Tokenizer) -> PEStudyForCausa
     return PEStudyForCausalLM(config)
 
 
-def initial_checkpoint(recipe: Recipe) -> Checkpoint:
-    """The weights that `init` names. CheckpointError when there are none."""
-    assert recipe.init is not None
-    checkpoint = open_checkpoint(recipe.init.source, revision=recipe.init.revision)
-    assert checkpoint.config is not None  # read it here: one error before any work
+def initial_checkpoint(recipe: Recipe, runs_root: Path | str = "runs") -> Checkpoint | None:
+    """The weights that `init` names, None without it. CheckpointError when there are none."""
+    if recipe.init is None:
+        return None
+    absent = bases.absence(recipe, runs_root)
+    if absent is not None:
+        raise CheckpointError(absent)
+    source = bases.locate(recipe.init.source, runs_root)
+    try:
+        checkpoint = open_checkpoint(source, revision=recipe.init.revision)
+        assert checkpoint.config is not None  # read it here: one error before any work
+    except CheckpointError as error:
+        raise CheckpointError(f"{recipe.path or recipe.name}: init.from: {error}") from None
     return checkpoint
 
 
@@ -157,23 +208,8 @@ def _continue_ours(recipe: Recipe, checkpoint: Checkpoint) -> PEStudyForCausalLM
         )
 
 
-def _check_foreign(recipe: Recipe, checkpoint: Checkpoint) -> None:
-    if recipe.data.packing == "isolate":
-        raise UsageError(f"{recipe.path}: data.packing: isolate needs our own decoder; use within-document")
-    config = checkpoint.config.get_text_config()
-    wanted = {
-        "num_layers": config.num_hidden_layers,
-        "d_model": config.hidden_size,
-        "num_heads": config.num_attention_heads,
-        "d_ff": config.intermediate_size,
-    }
-    differing = {key: size for key, size in wanted.items() if getattr(recipe.model, key) != size}
-    if differing:
-        said = "; ".join(f"{key} is {size} there" for key, size in differing.items())
-        raise UsageError(f"{recipe.path}: model has to be that of {checkpoint.source}: {said}")
-
-
 def _foreign(recipe: Recipe, checkpoint: Checkpoint) -> ForeignDecoder:
     assert recipe.init is not None
+    foreign.set_dropout(checkpoint.config, recipe.model.dropout)
     model: Any = checkpoint.load(recipe.init.rescale, recipe.train.length, recipe.train.kernel)
     return ForeignDecoder(model)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pe_study import (
+    bases,
     encodings,
     findings,
     forecast,
@@ -119,7 +120,9 @@ def validated(path: Path, overrides: Sequence[str]) -> str:
     """One line on a recipe or plan that is right; RecipeError or PlanError for one that is not."""
     if is_recipe(path):
         loaded = recipe.load(path, overrides)
-        return f"{path}: recipe {loaded.name}, {len(loaded.runs())} runs, hash {loaded.hash[:12]}"
+        said = f"{path}: recipe {loaded.name}, {len(loaded.runs())} runs, hash {loaded.hash[:12]}"
+        absent = bases.absence(loaded, "runs")
+        return f"{said}\n{absent}" if absent else said
     checked = plan.load_plan(path, ())
     return f"{path}: plan {checked.name}, {len(checked.lengths)} lengths"
 

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
+import os
 import shutil
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from torch import Tensor
 
-from pe_study import kept, runs, snapshots, state
+from pe_study import finished, kept, metrics, runs, snapshots, state
 from pe_study import recipe as recipes
 from pe_study.contexts import context_sizes
-from pe_study.engine import autocast_dtype, device_name, mask_kind, on_main, peak_memory_bytes
-from pe_study.errors import UsageError
+from pe_study.engine import autocast_dtype, device_name, mask_kind, on_main
+from pe_study.errors import CheckpointError, UsageError
 from pe_study.files import sync, write_text
 from pe_study.hub import no_progress_bars
 from pe_study.kernels.fused import compilations
 from pe_study.recipe import Recipe, RunSpec, narrow, resolved_yaml, training_hash, training_values
-from pe_study.selection import REGROUPING, refuse_changes
+from pe_study.selection import refuse_changes, say_rounding
+from pe_study.spent import Spent
 
 if TYPE_CHECKING:
     from pe_study.data import TrainBatches
@@ -67,12 +71,13 @@ class RunFiles:
         self.accelerator, self.data = accelerator, data
         self.snapshots = folder / runs.SNAPSHOTS
         self.training = training_values(recipe, run)
-        self.hashes = {
-            "recipe_hash": recipe.hash,
-            "training_hash": training_hash(recipe, run),
-            **data.hashes,
-        }
-        self._began = time.perf_counter()
+        self.spent = Spent(accelerator)
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """Of all that the run is trained with; a base may have been downloaded with the model just now."""
+        own = {"recipe_hash": self.recipe.hash, "training_hash": training_hash(self.recipe, self.run)}
+        return {**own, **self.data.hashes}
 
     def find_snapshot(self, resume: str) -> snapshots.Snapshot | None:
         """The snapshot to go on from: `auto` the newest whole one, `never` none (and those there are go),
@@ -82,19 +87,50 @@ class RunFiles:
         if found is not None and found.facts["world_size"] != now:
             before = found.facts["world_size"]
             logger.warning("%s: %d processes, %d before: losses equal to rounding", self.folder, now, before)
+        if found is not None and "spent" in found.facts:
+            self.spent.go_on_from(found.facts["spent"])
         return found
 
     def _find(self, resume: str) -> snapshots.Snapshot | None:
         if resume == "never":
             shutil.rmtree(self.snapshots, ignore_errors=True)
             return None
-        found = snapshots.newest(self.snapshots) if resume == "auto" else snapshots.verify(resume)
+        found = snapshots.newest(self.snapshots) if resume == "auto" else _named(resume)
         if found is not None:
             trained = {**found.facts["training"], **found.facts}
             refuse_changes(found.folder, trained, {**self.training, **self.data.hashes})
-            if any(trained[key] != self.training[key] for key in REGROUPING):
-                logger.warning("%s: other micro-batches than before: losses equal to rounding", self.folder)
+            say_rounding(self.folder, trained, self.training)
+            if resume != "auto":
+                found = self._go_back(found)
+            self._check_log(found)
         return found
+
+    def _go_back(self, found: snapshots.Snapshot) -> snapshots.Snapshot:
+        """Make a snapshot that was named the newest one here, under the log that led to it."""
+        if found.folder.resolve().parent != self.snapshots.resolve():
+            metrics.adopt(found.folder.resolve().parent.parent, self.folder)
+            return snapshots.adopt(found, self.snapshots)
+        newer = snapshots.drop_newer(self.snapshots, found.step)
+        if newer:
+            said = f"step {found.step}; newer snapshots ({metrics.ranges(newer)}) are removed and made again"
+            logger.warning("%s: goes back to %s", self.folder, said)
+        return found
+
+    def _check_log(self, found: snapshots.Snapshot) -> None:
+        """Warn where the log lacks lines that were written before the snapshot."""
+        logged = {row["step"] for row in runs.read_metrics(self.folder) if row["step"] <= found.step}
+        if len(logged) >= found.facts.get("num_logged", 1):
+            return
+        train = self.recipe.train
+        every = [train.log_every, train.eval_every or train.log_every]
+        due = [step for step in range(1, found.step + 1) if step == 1 or any(step % n == 0 for n in every)]
+        logger.warning(
+            "%s: %s lacks lines from before the snapshot of step %d (steps %s); --resume never writes all",
+            self.folder,
+            runs.METRICS,
+            found.step,
+            metrics.ranges(step for step in due if step not in logged) or "unknown",
+        )
 
     def write_beginning(self, model: Decoder, batches: TrainBatches) -> None:
         """Write `recipe.yaml` and `provenance.json`; warn of chunks that hold little context."""
@@ -131,8 +167,8 @@ class RunFiles:
         dtype = autocast_dtype(self.recipe)
         return model.resolved_kernel(self.accelerator.device, mask_kind(self.recipe), dtype)
 
-    def save(self, step: int, model: Decoder, updater: Updater) -> None:
-        """Write the snapshot of `step`."""
+    def save(self, step: int, model: Decoder, updater: Updater, more: Mapping[str, Any]) -> None:
+        """Write the snapshot of `step`, `more` facts in its manifest."""
         parts = {
             "model": state.weights(model),
             "optimizer": state.optimizer_state(model, updater.optimizer),
@@ -143,6 +179,9 @@ class RunFiles:
             "world_size": self.accelerator.num_processes,
             "updater": updater.facts(),
             "training": self.training,
+            "spent": self.spent.facts(),
+            **more,
+            "num_logged": metrics.count_lines(self.folder),
             **self.hashes,
         }
         keep = self.recipe.train.keep_snapshots
@@ -171,14 +210,16 @@ class RunFiles:
             **self.hashes,
             "weights_sha256": state.sha256(weights),
             "compilations": compilations(),
-            "wall_seconds": round(time.perf_counter() - self._began, 2),
-            "peak_memory_bytes": peak_memory_bytes(self.accelerator.device),
+            **self.spent.facts(),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
         def write() -> None:
-            self._write_model(self.folder / runs.FINAL, model, weights)
-            runs.write_json(self.folder / runs.DONE, facts)
+            final = self.folder / runs.FINAL
+            self._write_model(final, model, weights)
+            hashes = finished.file_hashes(final)
+            (self.folder / NON_FINITE).unlink(missing_ok=True)  # of an earlier session
+            runs.write_json(self.folder / runs.DONE, {**facts, finished.FILES: hashes})
 
         self._write(write)
         return facts
@@ -194,11 +235,11 @@ class RunFiles:
         for old in (beside, folder):
             shutil.rmtree(old, ignore_errors=True)
         beside.parent.mkdir(exist_ok=True)
-        with no_progress_bars():
+        with no_progress_bars(), _full_disks(beside):
             model.save_pretrained(beside, state_dict=dict(weights))
         self.data.tokenizer.save(beside)
         if facts is not None:
-            runs.write_json(beside / kept.FACTS, facts)
+            runs.write_json(beside / kept.FACTS, {**facts, finished.FILES: finished.file_hashes(beside)})
         for path in beside.iterdir():
             path.chmod(0o644)  # safetensors makes weights private to the user
             sync(path)
@@ -214,8 +255,26 @@ class RunFiles:
                 kept = snapshots.newest(self.snapshots)
                 saved = f"the snapshot of step {kept.step} is whole" if kept else "nothing was saved yet"
                 raise UsageError(
-                    f"{self.folder}: cannot be written ({error.strerror})\n"
+                    f"{error.filename or self.folder}: cannot be written ({error.strerror})\n"
                     f"{saved}; make room, and the same command goes on from there"
                 ) from None
 
         on_main(self.accelerator, write)
+
+
+def _named(resume: str) -> snapshots.Snapshot:
+    try:
+        return snapshots.verify(resume)
+    except CheckpointError as error:
+        raise CheckpointError(f"--resume: {error}; accepted: a whole snapshot, or auto") from None
+
+
+@contextlib.contextmanager
+def _full_disks(folder: Path) -> Iterator[None]:
+    """Within the block, safetensors' own error of a full disk is the system's."""
+    try:
+        yield
+    except SafetensorError as error:
+        if os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from None

@@ -26,7 +26,7 @@ import safetensors.torch
 from torch import Tensor
 
 from pe_study.errors import CheckpointError
-from pe_study.files import read_json, sync, write_text
+from pe_study.files import naming, read_json, sync, write_text
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step_(\d{8,})")
@@ -83,8 +83,9 @@ def _write(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> dict[str, 
     """Write one part; returns size and sha256 of the bytes that were meant to be written."""
     content = safetensors.torch.save({key: tensor.contiguous() for key, tensor in tensors.items()})
     path = folder / f"{name}.safetensors"
-    path.write_bytes(content)
-    sync(path)
+    with naming(path):
+        path.write_bytes(content)
+        sync(path)
     return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 

@@ -2,8 +2,11 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
+import torch
 import yaml
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pe_study.data import TrainBatches
 from pe_study.engine import make_accelerator
@@ -22,6 +25,24 @@ def write_corpus(folder: Path, num_documents: int = 80) -> Path:
     for number in range(num_documents):
         text = " ".join(draw.choice(WORDS) for _ in range(draw.randrange(4, 40)))
         (folder / f"{number:03d}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def write_llama(folder: Path, tokenizer: Path) -> Path:
+    """A Llama of random weights: of the sizes of `tiny_recipe`, but for two key and value heads."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "vocab_size": 257,
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 16,
+        "tie_word_embeddings": True,
+    }
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
     return folder
 
 
