@@ -186,7 +186,9 @@ def test_a_nan_seed_is_named_and_left_out(tmp_path: Path) -> None:
     rows = synthetic.rows(**SMALL, seeds=(0, 1))
     rows.loc[(rows["label"] == "rope") & (rows["seed"] == 1) & (rows["length"] == 512), "nll_sum"] = np.nan
     text, summary = build_rows(tmp_path, rows)
-    assert any("rope: 1 of its seeds without a finite loss at 512" in said for said in summary["warnings"])
+    said = "rope, rope (yarn:auto): no finite loss at 512 in seed 1; means there are over the others."
+    assert said in summary["warnings"]
+    assert any("rope</strong> fails by 512 (8×): no finite loss at 512 (seed 1)" in line for line in [text])
     assert not re.search(r">\s*nan\b", text, re.IGNORECASE)
 
 
@@ -316,7 +318,7 @@ def test_a_checkpoint_of_unknown_training_length_is_a_page(tmp_path: Path) -> No
     page = report.build([checkpoint(tmp_path, "one")], tmp_path / "out", formats=())
     text = page.read_text(encoding="utf-8")
     assert "training length not known" in text
-    assert "No series has two documents or more at its training length" in text
+    assert "The training length is not known, so nothing is said about what happens past it." in text
     assert not re.search(r"trained at (?!length L)|>-1<|length -1", text)
 
 
