@@ -22,7 +22,7 @@ from pe_study import attention, finished, hf_attention, hf_rope, hub, rope_scali
 from pe_study.declared import Declaration, declare
 from pe_study.errors import CheckpointError, PEStudyError, RescaleError, UsageError, did_you_mean
 from pe_study.frozen import follows_running_length as follows_running_length
-from pe_study.load_checks import check_causal, check_weights
+from pe_study.load_checks import check_causal, check_rescaled, check_weights
 from pe_study.position_tables import max_length as max_length
 
 logger = logging.getLogger(__name__)
@@ -206,6 +206,8 @@ class Checkpoint:
         if not self.is_ours:
             hf_attention.add_logn(model.eval(), rescale, self.original_length)
             check_causal(self.source, model)
+            if rope_scaling.parse(rescale).kind != "none":
+                check_rescaled(self.source, rescale, model)
             if self.original_length is not None and self.depends_on_length(rescale):
                 declare(model, Declaration(self.config, rescale, length, self.original_length), CACHE_NAMES)
         return model.eval()

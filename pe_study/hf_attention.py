@@ -9,6 +9,7 @@ Shape legend: B batch, H query heads, G key heads, T queries, S keys, K head wid
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,6 +43,20 @@ def goes_through_interface(config: Any) -> bool:
     """Whether a checkpoint's decoder calls its attention through transformers' AttentionInterface."""
     own = model_class(config)
     return own is not None and "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(sys.modules[own.__module__])
+
+
+def unmeasured(config: Any) -> list[str]:
+    """What changes the scores of a checkpoint's attention in ways that diagnostics do not tell."""
+    own = model_class(config)
+    source = inspect.getsource(sys.modules[own.__module__]) if own is not None else ""
+    return [name for name in _UNKNOWN if re.search(rf"\b{name}=(?!None)", source)]
+
+
+def unmeasured_says(model_type: str, names: list[str]) -> str:
+    """The end of a line that refuses to measure such an attention."""
+    return (
+        f"the attention of {model_type} uses {', '.join(names)}, which is not measured; leave diagnostics out"
+    )
 
 
 def model_class(config: Any) -> Any:
@@ -182,7 +197,7 @@ def _collect(
     assert hooks.collector is not None
     found = [name for name in _UNKNOWN if options.get(name) is not None]
     if found:
-        raise UsageError(f"diagnostics: the attention uses {', '.join(found)}, which is not measured here")
+        raise UsageError(f"diagnostics: {unmeasured_says('this model', found)}")
     scale = options.get("scaling") or q_BHTK.shape[-1] ** -0.5
     softcap, window = options.get("softcap"), hooks.window
     if softcap is None and (mask is None or _is_causal(mask)):

@@ -9,7 +9,7 @@ window keep theirs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 _LOCAL_LAYERS = ("sliding_attention", "chunked_attention")
 _TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+_SWITCHED_OFF: Mapping[str, Callable[[Any], bool]] = {
+    "falcon": lambda text: bool(text.alibi),
+    "granitemoehybrid": lambda text: text.position_embedding_type != "rope",
+    "zamba2": lambda text: not text.use_mem_rope,
+}
 _SIZES = ("n_positions", "max_seq_len", "max_position_embeddings", "seq_length")
 
 
@@ -91,6 +96,15 @@ def apply(config: Any, spec: str | Rescale, length: int) -> None:
             text.rope_parameters = changed
         else:
             text.rope_parameters = {**text.rope_parameters, layer_type: changed}
+
+
+def is_switched_off(config: Any) -> bool:
+    """Whether no layer turns, though there are rope parameters: ALiBi (Falcon), no positions (Granite 4,
+    Zamba 2), or a list of layers that names none."""
+    text = config.get_text_config()
+    switched = _SWITCHED_OFF.get(text.model_type, lambda _: False)(text)
+    lists = [getattr(text, name, None) for name in ("no_rope_layers", "layer_rope_theta")]
+    return switched or any(isinstance(layers, list | tuple) and not any(layers) for layers in lists)
 
 
 def why_not(config: Any) -> str:
@@ -255,7 +269,7 @@ def _dynamic_base(geometry: Rotary, factor: float, length: int) -> float:
 def _parameters(text: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
     """(layer type or None, rope parameters) of a text config, one pair a nested entry."""
     parameters = getattr(text, "rope_parameters", None)
-    if not parameters:
+    if not parameters or is_switched_off(text):
         return
     if "rope_theta" in parameters or "rope_type" in parameters:
         yield None, parameters

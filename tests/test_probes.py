@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,43 @@ def test_finished_probes_are_kept_and_plain_cells_keep_their_keys(results, study
     }
     evaluate("tiny", load_plan(plain), runs_root=study, only={"encoding": "rope"})
     assert len(rows.read_rows(results, rows.DIAGNOSTICS)) == len(before)
+
+
+def probed(study, output, plan, **options):
+    """Figures of diagnostics by rescale, run and length, as the file of an evaluation holds them."""
+    narrow = {**PLAN, "attention_window": None, "shuffle_positions": False, **plan}
+    folder = evaluate("tiny", load_plan(narrow), runs_root=study, output=output, **options)
+    if not (folder / rows.DIAGNOSTICS).exists():
+        return {}
+    return rows.read_rows(folder, rows.DIAGNOSTICS).groupby(["rescale", "run", "length"])["max_logit"].sum()
+
+
+def test_diagnostics_follow_the_file_of_a_rescale(study, tmp_path) -> None:
+    file, found = tmp_path / "factors.json", []
+    plan = {"rescales": [f"longrope:{file}"], "rescale_all": False}
+    for factor in (1.0, 3.0):
+        divisors = [factor] * 4
+        file.write_text(json.dumps({"short_factor": divisors, "long_factor": divisors}), encoding="utf-8")
+        found.append(probed(study, tmp_path / "eval", plan, only={"encoding": "rope"}))
+    assert list(found[0].index) == list(found[1].index)
+    assert (found[0] != found[1]).all()
+
+
+def test_diagnostics_of_weights_that_are_gone_go_too(tmp_path) -> None:
+    """A run is trained anew with another rate: whatever is evaluated next, the old rows leave the file."""
+    runs_root, eval_folder = tmp_path / "runs", tmp_path / "eval"
+    plan = {"rescales": ["none"]}
+    train_study(tiny_recipe(tmp_path, "train.steps=2", encodings=("rope", "alibi")), runs_root)
+    before = probed(runs_root, eval_folder, plan)
+    shutil.rmtree(runs_root / "tiny" / "rope-s0")
+    again = tiny_recipe(tmp_path, "train.steps=2", "train.lr=0.03", encodings=("rope", "alibi"))
+    train_study(again, runs_root, {"encoding": "rope"})
+    kept = probed(runs_root, eval_folder, plan | {"diagnostics": False}, only={"encoding": "rope"})
+    assert set(kept.index.get_level_values("run")) == {"alibi-s0"}
+    after = probed(runs_root, eval_folder, plan, only={"encoding": "rope"})
+    assert list(after.index) == list(before.index)
+    differs = (after != before).groupby("run").all()
+    assert differs.to_dict() == {"alibi-s0": False, "rope-s0": True}
 
 
 def test_rescales_can_be_kept_to_rope(study, tmp_path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pe_study import attention, hf_attention
+from pe_study import attention, hf_attention, hf_rope, load_checks
 from pe_study.checkpoints import DTYPES
 from pe_study.errors import PlanError, UsageError
 from pe_study.model import PEStudyForCausalLM
@@ -51,12 +51,24 @@ def check(subject: Subject, control: str, kernel: str, device: torch.device | No
     if name == WINDOW and kernel not in ("auto", *hf_attention.WINDOWED):
         raise PlanError(f"{name}: found kernel {kernel}; accepted: {', '.join(hf_attention.WINDOWED)}")
     if name == SHUFFLE and not _takes_positions(config):
-        raise PlanError(f"{name}: {subject.name}: {config.model_type} takes no positions from outside")
+        raise PlanError(f"{name}: {subject.name}: {_ignored(config)}")
 
 
 def _takes_positions(config: Any) -> bool:
     own = hf_attention.model_class(config)
-    return own is not None and "position_ids" in inspect.signature(own.forward).parameters
+    if own is None or hf_rope.is_switched_off(config):
+        return False
+    return "position_ids" in inspect.signature(own.forward).parameters
+
+
+def _ignored(config: Any) -> str:
+    return f"{config.model_type} takes no positions from outside; leave {SHUFFLE} out"
+
+
+def check_effect(subject: Subject, model: Any) -> None:
+    """PlanError where a loaded model says the same under any positions, whatever its call accepts."""
+    if not isinstance(model, PEStudyForCausalLM) and not load_checks.follows_positions(model):
+        raise PlanError(f"{SHUFFLE}: {subject.name}: {_ignored(model.config)}")
 
 
 def put(model: Any, control: str) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -25,11 +24,12 @@ from torch import Tensor
 
 from pe_study import checkpoints, hf_attention
 from pe_study.errors import LengthError, PEStudyError, PlanError
+from pe_study.evaluators import diagnostic_cells
 from pe_study.evaluators.scoring import evaluation_mode, is_out_of_memory, model_device
 from pe_study.kernels.scoring import Scoring, Tempered, allowed
 from pe_study.kernels.statistics import Bins, Collector, Modify, Sums
 from pe_study.model import PEStudyForCausalLM
-from pe_study.rows import DIAGNOSTICS, DIAGNOSTICS_COLUMNS, make_rows, read_rows, write_rows
+from pe_study.rows import DIAGNOSTICS, DIAGNOSTICS_COLUMNS, make_rows, write_rows
 
 if TYPE_CHECKING:
     from pe_study.evaluators.evaluation import Evaluation, Models
@@ -39,15 +39,19 @@ logger = logging.getLogger(__name__)
 
 QUERIES = 2048  # of a document, that `diagnostics_step: auto` measures at most
 VERSION = 1  # raised when rows would come out differently
-CELLS = "diagnostics"
-_CELL = ["run", "rescale", "length"]
 
 
 def check(subject: Subject) -> None:
-    """PlanError where a model's attention cannot be looked at."""
+    """PlanError where a model's attention cannot be looked at, or holds more than is looked at."""
     checkpoint = subject.checkpoint
-    if not checkpoint.is_ours and not hf_attention.goes_through_interface(checkpoint.config):
-        raise PlanError(f"diagnostics: {subject.name}: {hf_attention.refusal(checkpoint.config.model_type)}")
+    if checkpoint.is_ours:
+        return
+    kind = checkpoint.config.model_type
+    if not hf_attention.goes_through_interface(checkpoint.config):
+        raise PlanError(f"diagnostics: {subject.name}: {hf_attention.refusal(kind)}")
+    unknown = hf_attention.unmeasured(checkpoint.config)
+    if unknown:
+        raise PlanError(f"diagnostics: {subject.name}: {hf_attention.unmeasured_says(kind, unknown)}")
 
 
 def step_of(asked: int | str, length: int) -> int:
@@ -141,48 +145,50 @@ class _Cell:
             "rescale": self.rescale,
             "length": self.length,
             "step": self.step,
+            **evaluation.decides(self.rescale),
         }
-
-    def folder(self, root: Path) -> Path:
-        """Where its rows are kept."""
-        text = json.dumps(self.key, sort_keys=True, ensure_ascii=False)
-        return root / CELLS / hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def measure(
-    evaluations: Sequence[Evaluation], folder: Path, models_of: Callable[[Evaluation], Models]
+    evaluations: Sequence[Evaluation],
+    folder: Path,
+    fingerprints: Collection[str],
+    models_of: Callable[[Evaluation], Models] | None,
 ) -> None:
     """Write `diagnostics.parquet` below `folder`: every rescale and length of every evaluation.
 
-    `models_of` builds the models of an evaluation. What was measured before is not measured again; rows of
-    runs, rescales and lengths that this call did not pick are kept.
+    `models_of` builds the models of an evaluation; None measures nothing new. What was measured before is
+    not measured again; rows of runs, rescales and lengths that this call did not pick are kept, where their
+    weights are among `fingerprints` and their text is that of the evaluations.
     """
-    frames = []
-    for evaluation in evaluations:
+    cells, frames = [], []
+    for evaluation in evaluations if models_of else ():
+        assert models_of is not None
         models = models_of(evaluation)
         for rescale, length in product(evaluation.rescales, evaluation.lengths):
-            frames.append(_kept_or_measured(_Cell(evaluation, rescale, length), models, folder))
-    write_rows(_with_others(pd.concat(frames, ignore_index=True), folder), folder, DIAGNOSTICS)
+            cells.append(_Cell(evaluation, rescale, length))
+            frames.append(_kept_or_measured(cells[-1], models, folder))
+    tables = [_table_of(evaluation) for evaluation in evaluations]
+    frames += diagnostic_cells.others(folder, [cell.key for cell in cells], fingerprints, tables)
+    if frames:
+        write_rows(pd.concat(frames, ignore_index=True), folder, DIAGNOSTICS)
+    else:
+        (folder / DIAGNOSTICS).unlink(missing_ok=True)
+
+
+def _table_of(evaluation: Evaluation) -> list[Any]:
+    """What must agree before rows of two evaluations may stand in one file."""
+    return [evaluation.text.hash, evaluation.subject.checkpoint.dtype, evaluation.kernel, VERSION]
 
 
 def _kept_or_measured(cell: _Cell, models: Models, root: Path) -> pd.DataFrame:
-    folder = cell.folder(root)
-    if (folder / DIAGNOSTICS).is_file():
-        return read_rows(folder, DIAGNOSTICS)
+    key, of = cell.key, _table_of(cell.evaluation)
+    kept = diagnostic_cells.read(root, key, of)
+    if kept is not None:
+        return kept
     frame = _rows(cell, models)
-    if set(frame["status"]) <= {"ok"}:
-        write_rows(frame, folder, DIAGNOSTICS)
+    diagnostic_cells.write(root, key, of, frame)
     return frame
-
-
-def _with_others(frame: pd.DataFrame, folder: Path) -> pd.DataFrame:
-    """The rows, and those of the file as it was that fill another place."""
-    if not (folder / DIAGNOSTICS).is_file():
-        return frame
-    before = read_rows(folder, DIAGNOSTICS)
-    here = set(frame[_CELL].itertuples(index=False, name=None))
-    others = [place not in here for place in before[_CELL].itertuples(index=False, name=None)]
-    return pd.concat([frame, before[others]], ignore_index=True)
 
 
 def _rows(cell: _Cell, models: Models) -> pd.DataFrame:

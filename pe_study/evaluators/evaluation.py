@@ -139,16 +139,20 @@ class Evaluation:
             "rescale": cell.rescale,
             "length": cell.length,
             "protocol": asdict(cell.protocol),
-            **factors_of(cell.rescale),
             **({} if cell.control == NO_CONTROL else {"control": cell.control}),
-            **self.subject.checkpoint.trained_in,
+            **self.decides(cell.rescale),
         }
+
+    def decides(self, rescale: str) -> dict[str, Any]:
+        """What decides the frequencies of a model beside its weights and the words of a rescale."""
+        return {**factors_of(rescale), **self.subject.checkpoint.trained_in}
 
     def run(self, store: CellStore, on_cell: Callable[[pd.DataFrame], None]) -> list[pd.DataFrame]:
         """The rows of every cell, measured where the store does not hold it."""
         found: dict[Cell, pd.DataFrame] = {}
         models = Models(self.subject, self.kernel)
         truncation = self._truncation(models)
+        self._try(models, store)
         for _, group in groupby(self.cells(), key=self._pass):
             missing = []
             for cell in group:
@@ -163,6 +167,13 @@ class Evaluation:
                     store.write(self.key(cell), found[cell])
                     on_cell(found[cell])
         return [found[cell] for cell in self.cells()]
+
+    def _try(self, models: Models, store: CellStore) -> None:
+        """PlanError for a control that leaves the model as it is, before anything is measured."""
+        tried = [cell for cell in self.cells() if cell.control in controls.OF_A_WINDOW]
+        if any(store.read(self.key(cell)) is None for cell in tried):
+            first = next(self.cells())
+            controls.check_effect(self.subject, models.get(first.rescale, first.length))
 
     @property
     def reading(self) -> Reading:

@@ -75,10 +75,10 @@ def evaluate(
             over_training.measure(on_the_way, folder, store, table.add)
     if sharing.is_main():
         with store.assembling():
-            before = _measured_before(store, target, runs_root, evaluations)
+            current = _current(target, runs_root, evaluations)
+            before = _measured_before(store, current, evaluations)
             write_results(folder, evaluations, frames + before, cache_costs(evaluations, store))
-            if plan.diagnostics:
-                diagnostics.measure(evaluations, folder, lambda each: Models(each.subject, each.kernel))
+            diagnostics.measure(evaluations, folder, current, _models_of if plan.diagnostics else None)
     if plan.tasks:
         retrieval.measure(evaluations, folder, fingerprints(find_study(target, runs_root)))
     sharing.wait()
@@ -109,12 +109,19 @@ def default_folder(target: str, runs_root: Path, plan: Plan) -> Path:
     return study / "eval" / plan.name
 
 
+def _models_of(evaluation: Evaluation) -> Models:
+    return Models(evaluation.subject, evaluation.kernel)
+
+
+def _current(target: str, runs_root: Path, evaluations: Sequence[Evaluation]) -> set[str]:
+    """Fingerprints of the models that are there: those of this call and all finished runs of the study."""
+    return {each.subject.fingerprint for each in evaluations} | fingerprints(find_study(target, runs_root))
+
+
 def _measured_before(
-    store: CellStore, target: str, runs_root: Path, evaluations: Sequence[Evaluation]
+    store: CellStore, current: set[str], evaluations: Sequence[Evaluation]
 ) -> list[pd.DataFrame]:
     """Rows of runs, rescales and lengths that this call did not pick: same text, same weights."""
-    current = {evaluation.subject.fingerprint for evaluation in evaluations}
-    current |= fingerprints(find_study(target, runs_root))
     keys = [evaluation.key(cell) for evaluation in evaluations for cell in evaluation.cells()]
     return store.others({cells.name(key) for key in keys}, current, {cells.setting(key) for key in keys})
 
