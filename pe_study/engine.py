@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import TorchDynamoPlugin, broadcast_object_list
-from accelerate.utils.memory import clear_device_cache
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from pe_study import attention
 from pe_study.encodings.base import Encoding
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pe_study.recipe import Recipe, RunSpec
 
 Result = TypeVar("Result")
+
+PROCESS = Path("/proc/self")
 
 
 def check_engine(recipe: Recipe, selected: Sequence[RunSpec]) -> None:
@@ -137,6 +140,20 @@ def losing_others(accelerator: Accelerator, folder: Path) -> Iterator[None]:
         ) from None
 
 
+@contextlib.contextmanager
+def fitting(what: str) -> Iterator[None]:
+    """Within the block, running out of memory is a UsageError that names `what` did not fit."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not should_reduce_batch_size(error):
+            raise
+        raise UsageError(
+            f"{what} did not fit memory, and smaller micro-batches are no help: make the model smaller, or "
+            "share it out over several GPUs (accelerate launch --config_file recipes/accelerate/fsdp2.yaml)"
+        ) from None
+
+
 def release() -> None:
     """Forget the last run: what was compiled for it, and its memory on the GPU."""
     reset_compilations()
@@ -144,10 +161,26 @@ def release() -> None:
         clear_device_cache(garbage_collection=True)
 
 
+def reset_peak_memory(device: torch.device) -> None:
+    """Let `peak_memory_bytes` begin anew. Off Linux it cannot: there it is the peak of the whole process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with contextlib.suppress(OSError):
+        (PROCESS / "clear_refs").write_text(
+            "5", encoding="utf-8"
+        )  # proc(5): the peak is what is resident now
+
+
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory this process held: on its GPU, else resident."""
+    """The most memory this process held since `reset_peak_memory`: on its GPU, else resident."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    with contextlib.suppress(OSError):
+        found = re.search(
+            r"^VmHWM:\s*(\d+) kB", (PROCESS / "status").read_text(encoding="utf-8"), re.MULTILINE
+        )
+        if found:
+            return int(found[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -33,6 +33,18 @@ def non_finite_error(
     return NonFiniteLossError(describe(report), report)
 
 
+def validation_error(model: nn.Module, step: int, loss: float) -> NonFiniteLossError:
+    """The error of a validation loss that is not finite though the loss of its step was; as above."""
+    weights = [name for name, weight in model.named_parameters() if not bool(whole(weight).isfinite().all())]
+    report = {"step": step, "validation_loss": str(loss), "documents": [], "parameters": weights}
+    said = f"{len(weights)} weights are not finite" if weights else "all weights are finite"
+    return NonFiniteLossError(
+        f"step {step}: validation loss {loss} after the update; {said}\n"
+        "nothing of this step was saved; lower train.lr, or warm up longer (train.warmup_steps)",
+        report,
+    )
+
+
 def describe(report: Mapping[str, Any]) -> str:
     """The two lines of the error."""
 

@@ -33,13 +33,16 @@ def found(run: Path) -> dict[int, Path]:
 def device_hours(run: Path, step: int) -> float | None:
     """Hours of updates up to `step`, times the number of processes; None where the log does not reach it.
 
-    From the speeds in `metrics.jsonl`, which count updates alone; between two lines a step takes their mean.
+    From the speeds in `metrics.jsonl`, which count updates alone, and the number of processes there was then;
+    between two lines a step takes their mean.
     """
     seconds, before = 0.0, 0
+    last = runs.read_json(run / runs.PROVENANCE)["num_processes"]  # of runs whose lines do not say it
     for row in runs.read_metrics(run):
         through = min(row["step"], step)
-        seconds += row["tokens"] / row["step"] * (through - before) / row["tokens_per_second"]
+        processes = row.get("num_processes", last)
+        seconds += processes * row["tokens"] / row["step"] * (through - before) / row["tokens_per_second"]
         before = row["step"]
         if before >= step:
-            return seconds * runs.read_json(run / runs.PROVENANCE)["num_processes"] / 3600
+            return seconds / 3600
     return None

@@ -35,10 +35,12 @@ class RunLog:
         *,
         start: int,
         progress: bool,
+        due: bool = False,
     ) -> None:
+        """`start` updates were made before; `due` says that the line of the last one is not written yet."""
         self.recipe, self.accelerator = recipe, accelerator
         self._main = accelerator.is_main_process
-        self._metrics = runs.Metrics(folder, after_step=start) if self._main else None
+        self._metrics = runs.Metrics(folder, after_step=start - due) if self._main else None
         self._bar = tqdm(
             total=recipe.train.steps,
             initial=start,
@@ -75,24 +77,27 @@ class RunLog:
                 tracker.finish()
         self.accelerator.trackers = []
 
-    def log(self, step: int, update: Update, validation: Mapping[str, float | None]) -> dict[str, Any]:
-        """Write the line of `step` (counted from 1) and return it."""
-        row: dict[str, Any] = {
+    def row(self, step: int, update: Update) -> dict[str, Any]:
+        """The line of `step` (counted from 1), which may be written now or in a later session."""
+        return {
             "step": step,
             "tokens": step * self.recipe.train.batch_tokens,
             "loss": update.loss if math.isfinite(update.loss) else None,
             "lr": update.lr,
             "grad_norm": update.grad_norm if math.isfinite(update.grad_norm) else None,
             "tokens_per_second": self._speed(),
-            **validation,
+            "num_processes": self.accelerator.num_processes,
         }
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Write a line to `metrics.jsonl`, the trackers and the bar."""
         if self._metrics:
             self._metrics.append(row)
         known = {key: value for key, value in row.items() if key != "step" and value is not None}
-        self.accelerator.log(known, step=step)
-        speed = f"{row['tokens_per_second']:,.0f} tokens/s"
-        self._bar.set_postfix_str(f"loss {update.loss:.3f}, {speed}", refresh=False)
-        return row
+        self.accelerator.log(known, step=row["step"])
+        loss = math.nan if row["loss"] is None else row["loss"]
+        said = f"loss {loss:.3f}, {row['tokens_per_second']:,.0f} tokens/s"
+        self._bar.set_postfix_str(said, refresh=False)
 
     def tick(self, seconds: float) -> None:
         """Count one update, which took `seconds`."""

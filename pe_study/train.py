@@ -7,6 +7,7 @@ rate. The loss of a step is the mean over all its target tokens, on however many
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from pe_study.data import TrainBatches
 from pe_study.engine import (
     check_engine,
     determinism,
+    fitting,
     losing_others,
     make_accelerator,
     on_main,
     release,
 )
 from pe_study.errors import Interrupted, NonFiniteLossError, UsageError
+from pe_study.faults import validation_error
 from pe_study.initial import (
     Decoder,
     StudyData,
@@ -137,7 +140,8 @@ def train_run(
         held.enter_context(determinism(recipe, training.model, accelerator.device))
         start = training.resume(resume)
         training.files.write_beginning(training.model, training.updater.batches)
-        with RunLog(recipe, run, folder, accelerator, start=start, progress=progress) as log:
+        due = training.due is not None
+        with RunLog(recipe, run, folder, accelerator, start=start, due=due, progress=progress) as log:
             last = training.train(start, log, stop)
         facts = training.files.finish(training.model, last)
         release()
@@ -172,6 +176,7 @@ class Training:
         model = build_model(recipe, run, data.tokenizer, data.base)
         self.updater = Updater(recipe, run, self.accelerator, model, batches)
         self.validator = Validator(recipe, data.validation, self.accelerator)
+        self.due: dict[str, Any] | None = None  # the line of the last step, where it is not written yet
 
     @property
     def model(self) -> Decoder:
@@ -184,42 +189,83 @@ class Training:
         if found is None:
             self.files.forget_kept()
             return 0
-        state.load_weights(self.model, found.tensors("model"))
-        state.load_optimizer_state(self.model, self.updater.optimizer, found.tensors("optimizer"))
+        with fitting("the snapshot's weights and optimizer"):
+            state.load_weights(self.model, found.tensors("model"))
+            state.load_optimizer_state(self.model, self.updater.optimizer, found.tensors("optimizer"))
         self.updater.load_facts(found.facts["updater"])
+        sequences = found.facts.get("validation_sequences", self.validator.micro_sequences)
+        self.validator.micro_sequences = min(self.validator.micro_sequences, sequences)
+        self.due = found.facts.get("due")
         return found.step
 
     def train(self, start: int, log: RunLog, stop: StopRequest) -> dict[str, Any]:
         """Make the updates from `start` on; returns the last line logged. Interrupted, after saving, when a
-        stop was requested."""
+        stop was requested; a validation that it cut off is made first when the run goes on."""
         train = self.recipe.train
         row: dict[str, Any] = {}
         keeping = kept.steps_of(train.keep_at, train.steps)
         self.updater.model.train()
+        self.updater.warm_up()
+        if self.due is not None:
+            row = self.write_line(log, stop)
+            if self.due is not None:  # its snapshot is the one that was loaded
+                raise self.stopped(start)
         for step in range(start + 1, train.steps + 1):
             began = time.perf_counter()
             update = self.update(step, stop)
             log.tick(time.perf_counter() - began)
             last = step == train.steps
             validating = last or is_due(train.eval_every, step)
-            validation = self.validator.evaluate(self.updater.model) if validating else {}
             if validating or step == 1 or is_due(train.log_every, step):
-                row = log.log(step, update, validation)
+                self.due = log.row(step, update)
+                row = self.write_line(log, stop, validating=validating)
             if step in keeping:
                 self.files.keep(step, self.model)
-            if not last and (update.stop or is_due(train.snapshot_every, step)):
-                self.files.save(step, self.model, self.updater)
-            if not last and update.stop:
-                raise Interrupted(f"{self.files.folder}: stopped after step {step}; the same command goes on")
+            stopping = self.due is not None or (update.stop and not last)
+            if stopping or (not last and is_due(train.snapshot_every, step)):
+                self.files.save(step, self.model, self.updater, self.facts())
+            if stopping:
+                raise self.stopped(step)
         return row
+
+    def facts(self) -> dict[str, Any]:
+        """What of this object a later session needs, as JSON."""
+        return {"due": self.due, "validation_sequences": self.validator.micro_sequences}
+
+    def stopped(self, step: int) -> Interrupted:
+        """The error of a run that was asked to stop and was saved."""
+        return Interrupted(f"{self.files.folder}: stopped after step {step}; the same command goes on")
+
+    def write_line(self, log: RunLog, stop: StopRequest, *, validating: bool = True) -> dict[str, Any]:
+        """Write the line that is due, with the validation of its step; it stays due where a stop was asked
+        for meanwhile."""
+        assert self.due is not None
+        row = self.due
+        found = self.validate(row["step"], stop) if validating else {}
+        if found is not None:
+            self.due, row = None, {**row, **found}
+            log.write(row)
+        return row
+
+    def validate(self, step: int, stop: StopRequest) -> dict[str, float | None] | None:
+        """What the validator finds after `step`; None where a stop was asked for meanwhile."""
+        found = self.validator.evaluate(self.updater.model, stop)
+        loss = None if found is None else found["val_loss"]
+        if loss is not None and not math.isfinite(loss):
+            raise self.non_finite(validation_error(self.model, step, loss))
+        return found
 
     def update(self, step: int, stop: StopRequest) -> Update:
         """Update number `step` (from 1); a non-finite one leaves its report in the run directory."""
         try:
             return self.updater.update(step - 1, stop)
         except NonFiniteLossError as error:
-            self.files.write_non_finite(error.report)
-            raise NonFiniteLossError(f"{self.files.folder}: {error}", error.report) from None
+            raise self.non_finite(error) from None
+
+    def non_finite(self, error: NonFiniteLossError) -> NonFiniteLossError:
+        """The error with the run's name, its report written."""
+        self.files.write_non_finite(error.report)
+        return NonFiniteLossError(f"{self.files.folder}: {error}", error.report)
 
 
 def is_due(every: int | None, step: int) -> bool:

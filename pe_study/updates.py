@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pe_study.data import IGNORED, Batch, TrainBatches
+from pe_study.engine import fitting
 from pe_study.errors import UsageError
 from pe_study.faults import non_finite_error
 from pe_study.schedules import learning_rate, total_learning_rate
@@ -61,12 +62,31 @@ class Updater:
         self.seed = run.seed
         self.accelerator = accelerator
         self.batches = batches
-        optimizer = make_optimizer(recipe, run, model, accelerator.device)
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        with fitting("the weights and their optimizer"):
+            optimizer = make_optimizer(recipe, run, model, accelerator.device)
+            self.model, self.optimizer = accelerator.prepare(model, optimizer)
         tokens = self.train.micro_batch_tokens or self.train.batch_tokens
         share = -(-batches.sequences_per_batch // accelerator.num_processes)
         self.micro_sequences = min(tokens // self.train.length, share)
         self.num_skipped = 0  # steps that were not finite
+
+    def warm_up(self) -> None:
+        """Settle the order in which three or more processes add gradients, before the first update.
+
+        DDP adds them as one bucket in its first exchange and in buckets of the order found there in all
+        later ones: without an exchange that counts for nothing, the first update after a resume would be
+        rounded otherwise than in the session that was not stopped. Two terms have one order.
+        """
+        if self.accelerator.num_processes < 3 or not self._is_data_parallel():
+            return
+        try:
+            self._backward_part(self.load(0, [PADDING] * len(self.micro_batches()[-1])), 1)
+        except RuntimeError as error:  # it will run out of memory in the update, too, which knows what to do
+            if not should_reduce_batch_size(error):
+                raise
+            clear_device_cache(garbage_collection=True)
+            self._meet(0, 1)
+        self.optimizer.zero_grad()
 
     def facts(self) -> dict[str, Any]:
         """What of this object later steps depend on, as JSON."""
@@ -100,7 +120,8 @@ class Updater:
             return Update(loss, grad_norm, lr, stops > 0)
         if self.train.grad_clip and grad_norm > self.train.grad_clip:
             torch._foreach_mul_(self._gradients(), self.train.grad_clip / (grad_norm + 1e-6))
-        self.optimizer.step()
+        with fitting(f"step {step + 1}: the optimizer, which holds two numbers more for each weight,"):
+            self.optimizer.step()
         self.optimizer.zero_grad()
         return Update(loss, grad_norm, lr, stops > 0)
 
@@ -128,7 +149,7 @@ class Updater:
         """After memory ran out here: the others wait in the exchange of gradients, meet them there with the
         least that fits. UsageError where that cannot be: sharded models exchange in every layer, and DDP
         refuses another pass when one had begun to exchange."""
-        if isinstance(getattr(self.model, "_orig_mod", self.model), DistributedDataParallel):
+        if self._is_data_parallel():
             with contextlib.suppress(RuntimeError):
                 self._backward_part(self.load(step, [PADDING]), num_targets)
                 return
@@ -137,6 +158,9 @@ class Updater:
             f"step {step + 1}: out of memory on process {rank} while gradients were exchanged\n"
             f"set train.micro_batch_tokens to {half}: the batch stays what it is, and the run goes on"
         )
+
+    def _is_data_parallel(self) -> bool:
+        return isinstance(getattr(self.model, "_orig_mod", self.model), DistributedDataParallel)
 
     def loss(self, batch: Batch, num_targets: int) -> Tensor:
         """The sum of nats over the batch's targets, divided by `num_targets`."""

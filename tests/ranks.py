@@ -1,5 +1,6 @@
 """What the two processes of test_distributed.py do: `python ranks.py TASK FOLDER`."""
 
+import contextlib
 import math
 import os
 import signal
@@ -17,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 
 from pe_study import runs, state
 from pe_study.data import TrainBatches
-from pe_study.errors import PEStudyError
+from pe_study.errors import Interrupted, PEStudyError
 from pe_study.recipe import load
 from pe_study.train import train_study
 from pe_study.updates import PADDING, Updater
@@ -72,6 +73,18 @@ def resume(folder: Path) -> None:
     record_samples(folder)
     stop_at(6, rank=1)
     train_study(load(folder / "tiny.yaml"), folder / "runs")
+
+
+def stop_and_go_on(folder: Path) -> None:
+    """Train without a stop, then with one at step 5, each session with an engine of its own."""
+    recipe = load(folder / "tiny.yaml")
+    train_study(recipe, folder / "whole")
+    plain = Updater.backward
+    stop_at(5, rank=1)
+    with contextlib.suppress(Interrupted):
+        train_study(recipe, folder / "parts")
+    Updater.backward = plain  # type: ignore[method-assign]
+    train_study(recipe, folder / "parts")
 
 
 def bad_loss(folder: Path) -> None:

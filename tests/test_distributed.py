@@ -85,6 +85,18 @@ def test_one_two_one_processes_see_the_same_samples_and_rates(
         assert row[2] == pytest.approx(other[2], rel=1e-5)
 
 
+@pytest.mark.parametrize("num_processes", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_stopped_run_repeats_the_whole_one_bit_for_bit(tmp_path: Path, num_processes: int) -> None:
+    """Three or more add in an order, which has to be that of the session before."""
+    recipe = tiny_recipe(tmp_path)
+    assert launch("ranks.py", "stop_and_go_on", tmp_path, num_processes=num_processes) == [0] * num_processes
+    whole, parts = (tmp_path / name / recipe.name / "rope-s0" for name in ("whole", "parts"))
+    assert (parts / "snapshots" / "step_00000005").exists()
+    assert trace(parts) == trace(whole)
+    digests = {runs.read_json(folder / "DONE")["weights_sha256"] for folder in (whole, parts)}
+    assert len(digests) == 1
+
+
 @pytest.mark.parametrize("fault", ["bad_loss", "bad_gradient"])
 def test_a_fault_on_one_process_stops_both_before_the_update(tmp_path: Path, fault: str) -> None:
     tiny_recipe(tmp_path, "train.snapshot_every=1")
