@@ -10,6 +10,7 @@ import pandas as pd
 from pe_study import likeness, tables
 from pe_study.captions import counted, listed
 from pe_study.losses import numbered
+from pe_study.short_contexts import is_short
 from pe_study.studies import Study
 from pe_study.tables import SERIES, TRUNCATION
 
@@ -173,7 +174,7 @@ def _short_context(studies: Sequence[Study]) -> list[str]:
     for study in studies:
         for run in study.runs:
             context, length = run.provenance.get("context"), run.train.get("length")
-            if context and length and context["p50"] < length / 2:
+            if context and length and is_short(context["p50"], length):
                 said.append(
                     f"{study.name}: trained at length {length:,}, but half of the training targets had at "
                     f"most {context['p50']:,} tokens of their own document before them (nine of ten at most "

@@ -8,6 +8,7 @@ import numpy as np
 
 from pe_study.data import Chunks
 from pe_study.errors import DataError
+from pe_study.short_contexts import is_short
 from pe_study.tokenization import Document
 
 _MOST_PLACES = 1 << 22
@@ -17,8 +18,9 @@ _MOST_PLACES = 1 << 22
 class ContextSizes:
     """Percentiles, over training targets, of the inputs before a target that are of its own document.
 
-    `is_short` where the median is under half the training length: a model "trained at" that length has
-    mostly seen less. The most that packing allows is the length itself, half of it at the median.
+    `is_short` where the median is under half the training length by more than 5 %: a model "trained at" that
+    length has mostly seen less. The most that packing allows is the length itself, half of it at the median;
+    each border between documents takes from that.
     """
 
     length: int
@@ -28,7 +30,7 @@ class ContextSizes:
 
     @property
     def is_short(self) -> bool:
-        return self.p50 < self.length / 2
+        return is_short(self.p50, self.length)
 
 
 def context_sizes(chunks: Chunks) -> ContextSizes:

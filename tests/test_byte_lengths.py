@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from pe_study import recipe, rows
+from pe_study import recipe, rows, runs
 from pe_study.errors import DataError, PlanError, RecipeError
-from pe_study.evaluators import byte_lengths, windows
+from pe_study.evaluators import byte_lengths, seen, windows
 from pe_study.evaluators.byte_lengths import SPAN, windows_of
 from pe_study.evaluators.jobs import DocumentSequence, Job
 from pe_study.evaluators.perplexity import measure
@@ -148,6 +148,17 @@ def test_rows_have_the_length_in_both_units(source, tmp_path):
     assert (spans % SPAN == 0).all().all()
     prefix = found[found["protocol"] == "prefix"].groupby(["length_bytes", "document"])["num_bytes"].sum()
     assert all(total == size - 1 for (size, _), total in prefix.items())  # no BOS: the first is no target
+
+
+def test_a_text_that_may_have_been_seen_is_warned_of(source, tmp_path, monkeypatch, caplog):
+    """As with lengths in tokens: aloud, and in the notes."""
+    monkeypatch.setattr(seen, "older_than_release", lambda *_: "the text is older")
+    for name, lengths in (("bytes", ["64B"]), ("tokens", [64])):
+        caplog.clear()
+        plan = plan_of(source, lengths=lengths, protocols=["prefix"])
+        folder = evaluate(source, plan, runs_root=tmp_path, output=tmp_path / name)
+        assert [record.getMessage() for record in caplog.records].count("the text is older") == 1
+        assert runs.read_json(folder / "results.json")["notes"]["documents"]["may_be_seen"]
 
 
 def test_prefixes_are_those_that_are_read_alone(source, tmp_path):

@@ -53,6 +53,16 @@ def test_short_documents_are_flagged(tmp_path):
     assert found.p50 == 32
 
 
+@pytest.mark.parametrize(("size", "flagged"), [(40_000, False), (1500, True), (300, True)])
+def test_borders_between_long_documents_are_no_flag(size, flagged, tmp_path):
+    """At length 512 half of it, 256, is the most: a border in one chunk of 80 takes a token of that."""
+    sizes = np.random.default_rng(0).exponential(size, 400_000 // size).astype(int) + 1
+    split = split_of(["a" * int(each) for each in sizes], tmp_path)
+    found = context_sizes(Chunks(split, length=512, packing="concatenate"))
+    assert found.p50 < 256
+    assert found.is_short == flagged
+
+
 def test_a_sample_of_chunks_is_even(tmp_path, monkeypatch):
     split = split_of(["a" * 2001], tmp_path)
     whole = context_sizes(Chunks(split, length=10, packing="within-document"))

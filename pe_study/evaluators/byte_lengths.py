@@ -26,7 +26,7 @@ from pe_study.evaluators.evaluation import Cell, Evaluation, Models
 from pe_study.evaluators.jobs import DocumentSequence, Job, read_documents
 from pe_study.evaluators.perplexity import Measured
 from pe_study.evaluators.subjects import Subject
-from pe_study.evaluators.texts import Text, Texts, bos_token_id
+from pe_study.evaluators.texts import Text, Texts, bos_token_id, warned
 from pe_study.plan import Plan, bytes_of
 
 SPAN = 64  # bytes of text whose tokens are scored together
@@ -124,7 +124,7 @@ def read_text(subject: Subject, plan: Plan) -> Text:
         split.corpus_hash,
         split.tokenizer_hash,
         overlap=seen.overlap(subject, split, documents),
-        warning=seen.older_than_release(subject, plan),
+        warning=warned(subject, plan),
     )
 
 

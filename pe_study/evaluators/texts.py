@@ -89,9 +89,6 @@ def read_text(subject: Subject, plan: Plan) -> Text:
     if plan.tokens_per_document is not None:
         documents = shortened(documents, int(plan.tokens_per_document), longest)
     sequences = read_documents(documents.documents, bos_token_id(subject, plan, tokenizer))
-    warning = seen.older_than_release(subject, plan)
-    if warning is not None:
-        logger.warning("%s", warning)
     return Text(
         documents,
         sequences,
@@ -99,8 +96,16 @@ def read_text(subject: Subject, plan: Plan) -> Text:
         split.corpus_hash,
         split.tokenizer_hash,
         overlap=seen.overlap(subject, split, documents),
-        warning=warning,
+        warning=warned(subject, plan),
     )
+
+
+def warned(subject: Subject, plan: Plan) -> str | None:
+    """Why a checkpoint may have seen the text, said aloud too; None where nothing says so."""
+    warning = seen.older_than_release(subject, plan)
+    if warning is not None:
+        logger.warning("%s", warning)
+    return warning
 
 
 def shortened(documents: data.EvaluationSet, tokens: int, longest: int) -> data.EvaluationSet:
