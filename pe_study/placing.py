@@ -52,6 +52,8 @@ def place(
     ValueError where the three contradict.
     """
     length = x_BTD.shape[1]
+    if length == 0:
+        raise ValueError("there is no token to read: the input has length 0")
     if segment_ids is not None and past:
         raise ValueError("segment_ids (packed documents) cannot be continued through a cache")
     if attention_mask is not None and attention_mask.ndim != 2:
@@ -70,6 +72,7 @@ def place(
         segments = Segments(own, torch.where(attention_mask.bool(), shown, -1))
     if segment_ids is not None and position_ids is None:
         k_positions_BS = _restart(k_positions_BS, segment_ids)
+    position_ids = None if position_ids is None else _real(position_ids, attention_mask)
     moved = position_ids is not None and not _same(position_ids, k_positions_BS[:, past:])
     if position_ids is not None and moved:
         if past:
@@ -78,6 +81,16 @@ def place(
     plain = segment_ids is None and not (padded or moved)
     consecutive = plain or _consecutive(k_positions_BS, segments)
     return At(0, k_positions_BS[:, past:], k_positions_BS, declared, consecutive), Mask(past, segments)
+
+
+def _real(position_ids_BT: Tensor, attention_mask_BS: Tensor | None) -> Tensor:
+    """Positions as given, those of padding at least 0. ValueError for a token before position 0."""
+    before_BT = position_ids_BT < 0
+    if attention_mask_BS is not None:
+        before_BT = before_BT & attention_mask_BS[:, -position_ids_BT.shape[-1] :].bool()
+    if bool(before_BT.any()):
+        raise ValueError(f"position_ids go down to {int(position_ids_BT.min())}; accepted: 0 and above")
+    return position_ids_BT.clamp(min=0)
 
 
 def check_positions(cache: Any, past: int, follow: bool) -> None:

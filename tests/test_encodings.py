@@ -140,6 +140,12 @@ def test_t5_buckets(distance: int, expected: int) -> None:
     assert t5.bucket(torch.tensor(distance), 32, 128).item() == expected
 
 
+def test_t5_needs_two_buckets_a_side() -> None:
+    for options in ({"num_buckets": 1}, {"num_buckets": 3, "bidirectional": True}):
+        with pytest.raises(ValueError, match="expected at least"):
+            t5.bucket(torch.arange(3), max_distance=8, **options)
+
+
 def test_t5_buckets_of_the_future() -> None:
     """Causal: all of it in bucket 0. Bidirectional: the upper half of the table, mirrored."""
     distance = torch.arange(-200, 201)

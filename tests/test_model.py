@@ -150,6 +150,12 @@ def test_contradictions_are_named() -> None:
         place(x, 3, 16, None, None, ids)
     with pytest.raises(ValueError, match="position_ids behind a cache"):
         place(x, 3, 16, None, ids, None)
+    with pytest.raises(ValueError, match="position_ids go down to -1; accepted: 0"):
+        place(x, 0, 16, None, ids - 1, None)
+    at, _ = place(x, 0, 16, torch.tensor([[0, 1, 1, 1, 1]]), ids - 1, None)  # of padding they mean nothing
+    assert at.k_positions_BS[0].tolist() == [0, 0, 1, 2, 3]
+    with pytest.raises(ValueError, match="no token to read"):
+        place(x[:, :0], 0, 16, None, None, None)
     with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
         Variant("nope").model()(None)
 

@@ -37,8 +37,11 @@ def bucket(
     """Distances i - j (...), any integer dtype -> int64 buckets (...).
 
     Causal: a negative distance (the future) counts as 0. Bidirectional: half of the buckets for each side,
-    the future's above the past's, as in T5's encoder.
+    the future's above the past's, as in T5's encoder. ValueError for fewer than two buckets a side.
     """
+    sides = 2 if bidirectional else 1
+    if num_buckets < 2 * sides:
+        raise ValueError(f"num_buckets is {num_buckets}; expected at least {2 * sides}")
     offset = torch.zeros_like(distance, dtype=torch.int64)
     if bidirectional:
         num_buckets //= 2
