@@ -15,6 +15,8 @@ from pe_study.tokenization import byte_tokenizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from lm_eval.api.instance import Instance
+
     from pe_study.lm_eval import PEStudyLM
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -79,3 +81,102 @@ def test_a_length_that_a_model_has_no_positions_for(tmp_path):
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="no position past 64"):
         PEStudyLM(str(tmp_path), max_length=65)
+
+
+PROMPT = (
+    "The quick brown fox jumps over the lazy dog, and comes back in the end: who is there, said he. "  # 95
+)
+
+
+def scored(lm, *prompts: str, task: str = "mine") -> list[float]:
+    requests = [
+        Instance("loglikelihood", {}, (prompt, " yes"), number, metadata=(task, number, 1))
+        for number, prompt in enumerate(prompts)
+    ]
+    return [value for value, _ in lm.loglikelihood(requests, disable_tqdm=True)]
+
+
+def generated(lm, *prompts: str, task: str = "mine") -> list[str]:
+    options = {"max_gen_toks": 5, "until": [], "do_sample": False}
+    requests = [
+        Instance("generate_until", {}, (prompt, options), number, metadata=(task, number, 1))
+        for number, prompt in enumerate(prompts)
+    ]
+    return lm.generate_until(requests, disable_tqdm=True)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    path = tmp_path_factory.mktemp("wide")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    for parameter in model.parameters():
+        parameter.data *= 5  # so that angles show in the losses
+    model.save_pretrained(path)
+    byte_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("rescale", ["none", "yarn:auto", "dynamic"])
+def test_without_max_length_a_task_is_declared_for_prompt_and_answer(llama, rescale):
+    """As `generate` does: the same as with max_length=, whatever other tasks are asked in between."""
+    lm = PEStudyLM(llama, rescale=rescale, device="cpu")
+    assert lm.max_length == 32
+    short = scored(lm, PROMPT[:10], task="short")
+    assert (lm.max_length, lm.get_model_info()["task_lengths"]) == (32, {})
+    expected = PEStudyLM(llama, rescale=rescale, max_length=98, device="cpu")
+    assert scored(lm, PROMPT) == scored(expected, PROMPT)
+    assert lm.max_length == 95 + 4 - 1
+    for_100 = PEStudyLM(llama, rescale=rescale, max_length=100, device="cpu")
+    assert generated(lm, PROMPT) == generated(for_100, PROMPT)
+    info = lm.get_model_info()
+    assert (info["max_length"], info["task_lengths"]) == (32, {"mine": 100})
+    assert scored(lm, PROMPT[:10], task="short") == short
+    assert lm.max_length == 32
+
+
+def test_tasks_of_one_call_do_not_change_each_other(llama):
+    lm = PEStudyLM(llama, rescale="yarn:auto", device="cpu")
+    prompts = {"a": PROMPT[:50], "b": PROMPT, "c": PROMPT[:20]}
+    alone = {task: scored(lm, prompt, task=task) for task, prompt in prompts.items()}
+    requests = [
+        Instance("loglikelihood", {}, (prompts[task], " yes"), number, metadata=(task, number, 1))
+        for number, task in enumerate("bacab")
+    ]
+    together = lm.loglikelihood(requests, disable_tqdm=True)
+    assert [[value] for value, _ in together] == [alone[task] for task in "bacab"]
+    assert lm.get_model_info()["task_lengths"] == {"a": 53, "b": 98}
+
+
+def test_windows_of_a_rolling_text_stay_those_of_the_own_length(llama):
+    lm, other = (PEStudyLM(llama, rescale="yarn:auto", device="cpu") for _ in range(2))
+    scored(lm, PROMPT)
+    text = [SimpleNamespace(args=(PROMPT * 2,))]
+    found = lm.loglikelihood_rolling(text, disable_tqdm=True)
+    assert lm.max_length == 32
+    assert found == other.loglikelihood_rolling(text, disable_tqdm=True)
+
+
+@pytest.mark.parametrize(("ask", "needed"), [(scored, 98), (generated, 100)])
+def test_a_prompt_is_never_cut(folder, ask, needed):
+    """LMH: refused in one line; what stands before the cut may be all that the task is about."""
+    fixed = PEStudyLM(str(folder), max_length=48, device="cpu")
+    with pytest.raises(UsageError) as refusal:
+        ask(fixed, PROMPT, task="pe_passkey")
+    assert str(refusal.value) == (
+        f"pe_passkey: a prompt and its answer take {needed} tokens, max_length is 48; accepted: "
+        f"max_length={needed} or more, or shorter prompts"
+    )
+    if "gpt2" in folder.name:
+        with pytest.raises(
+            UsageError, match=f"mine: .* take {needed} tokens, the model has no position past 64"
+        ):
+            ask(PEStudyLM(str(folder), device="cpu"), PROMPT)
+
+
+def test_a_task_that_makes_its_prompts_is_told_how_long_they_may_be(llama):
+    lm = PEStudyLM(llama, max_length=448, device="cpu")
+    with pytest.raises(
+        UsageError, match=r"""max_length=1000 .*\(--metadata '\{"length": N\}', N at most 384\)"""
+    ):
+        lm._length_for("pe_passkey", 1000)

@@ -1,5 +1,6 @@
 """The lm-eval tasks: found by --include_path, made without a download, exactly as long as they say."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -78,6 +79,42 @@ def test_a_bos_that_the_tokenizer_adds_is_counted(tmp_path, checkpoints):
         ids = lm.tok_encode(document["prompt"])
         assert document["length"] == len(ids) == 1024 - 64
         assert ids[0] == 256 and ids[1] != 256
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            {"max_length": 64},
+            r"at least and its answer 64, max_length is 64; accepted: max_length=\d+ or more",
+        ),
+        ({"length": 64}, r"at least, length is 64; accepted: length \d+ or more"),
+    ],
+)
+def test_a_length_that_no_prompt_has_is_named_with_what_is_needed(asked, message, checkpoints):
+    with pytest.raises(UsageError, match=r"pe_passkey: a prompt takes \d+ tokens " + message) as refusal:
+        lm_tasks.task_documents("passkey", checkpoints["byte"], **asked)
+    assert refusal.value.exit_code == 2
+    [needed] = re.findall(r"(?:max_length=|length )(\d+) or more", str(refusal.value))
+    enough = lm_tasks.task_documents("passkey", checkpoints["byte"], **{key: int(needed) for key in asked})
+    assert len(enough["test"]) == 25
+
+
+def test_prompts_without_max_length_are_answered(checkpoints):
+    """The README's command on a run like the demo's, trained at 64: the task's prompts of 960, none cut."""
+    args = {"pretrained": checkpoints["byte"], "device": "cpu", "rescale": "yarn:4"}
+    lm = PEStudyLM(**args)
+    lm_eval.simple_evaluate(
+        model=lm,
+        tasks=["pe_passkey", "pe_passkey_choice"],
+        task_manager=TaskManager(
+            include_path=str(TASKS), include_defaults=False, metadata={**args, "num_samples": 1}
+        ),
+        limit=1,
+        bootstrap_iters=0,
+    )
+    lengths = lm.get_model_info()["task_lengths"]
+    assert lengths == {"pe_passkey": 1024, "pe_passkey_choice": 960 + 6 - 1}
 
 
 def test_length_can_be_set():

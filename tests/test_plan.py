@@ -134,7 +134,7 @@ def test_options_fit_the_shortest_length(protocol: dict, message: str) -> None:
 @pytest.mark.parametrize("original", [512, 2048, 4096, 8192, 131072])
 def test_the_plan_of_checkpoints_fits_every_original_length(original: int) -> None:
     """`--lengths 2k,4k,8k,16k,32k` over evals/length.yaml, whatever length the checkpoint has."""
-    loaded = load_plan("evals/length.yaml", ["lengths=[2k,4k,8k,16k,32k]"])
+    loaded = load_plan(Path(__file__).parents[1] / "evals" / "length.yaml", ["lengths=[2k,4k,8k,16k,32k]"])
     [sliding] = [each for each in loaded.resolve(original).protocols if each.name == "sliding"]
     assert sliding.stride == min(original // 2, 2048)
     said = loaded.cut_strides(original)

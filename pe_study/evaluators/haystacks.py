@@ -125,6 +125,16 @@ class Filling:
     stops: np.ndarray
 
 
+class PromptTooShort(DataError):
+    """A length in tokens that the question and the needles of a task alone exceed."""
+
+    def __init__(self, task: str, length: int, *, needed: int):
+        super().__init__(
+            f"retrieval task {task}: a prompt of {length} tokens is too short, {needed} are needed"
+        )
+        self.needed = needed
+
+
 class Haystacks:
     """Builds prompts for one tokenizer, of up to `longest_length` tokens."""
 
@@ -154,9 +164,7 @@ class Haystacks:
         end = self._continuing("a", question)
         size = length - len(start) - len(end) - sum(map(len, needles))
         if size < 0:
-            raise DataError(
-                f"retrieval task {task}: a prompt of {length} tokens is too short, {length - size} are needed"
-            )
+            raise PromptTooShort(task, length, needed=length - size)
         depths = [depth, *(rng.random() for _ in needles[1:])]
         filled, needle_start = self._fill(level, needles, depths, size)
         return Haystack(

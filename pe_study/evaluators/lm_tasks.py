@@ -14,7 +14,7 @@ from datasets import Dataset
 from pe_study.checkpoints import Checkpoint, open_checkpoint
 from pe_study.data import Tokenizer
 from pe_study.errors import UsageError
-from pe_study.evaluators.haystacks import Haystack, Haystacks, answers
+from pe_study.evaluators.haystacks import Haystack, Haystacks, PromptTooShort, answers
 from pe_study.leaves import parse_length
 
 GENERATED = 64  # max_gen_toks of the tasks
@@ -35,7 +35,7 @@ def task_documents(
     """The test split of a task: a prompt of `length` tokens, BOS counted, for each depth and sample.
 
     length: of the prompt; None: `max_length` (or 1024) less what is generated. Raises UsageError without a
-    model, DataError for a length that no prompt has.
+    model, or for a length that no prompt has.
     """
     if pretrained is None:
         raise UsageError(f"pe_{task}: no pretrained= in --model_args, whose tokenizer counts the tokens")
@@ -47,12 +47,28 @@ def task_documents(
     bos = int(tokenizer.prepends_bos)  # lm-eval's tokenizer puts it in front: it counts
     size = _prompt_length(checkpoint, max_length, length) - bos
     haystacks = Haystacks(tokenizer, longest_length=size + GENERATED)
-    rows = [
-        _row(haystacks, task, length=size, depth=depth, sample=sample) | {"length": size + bos}
-        for depth in depths
-        for sample in range(int(num_samples))
-    ]
+    try:
+        rows = [
+            _row(haystacks, task, length=size, depth=depth, sample=sample) | {"length": size + bos}
+            for depth in depths
+            for sample in range(int(num_samples))
+        ]
+    except PromptTooShort as error:
+        raise _too_short(task, error.needed + bos, max_length, length) from None
     return {"test": Dataset.from_list(rows)}
+
+
+def _too_short(task: str, needed: int, max_length: int | str | None, length: int | str | None) -> UsageError:
+    """What is said of a length that no prompt of the task has."""
+    if length is not None:
+        return UsageError(
+            f"pe_{task}: a prompt takes {needed} tokens at least, length is {length}; "
+            f"accepted: length {needed} or more"
+        )
+    return UsageError(
+        f"pe_{task}: a prompt takes {needed} tokens at least and its answer {GENERATED}, max_length is "
+        f"{max_length}; accepted: max_length={needed + GENERATED} or more"
+    )
 
 
 def is_right(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
