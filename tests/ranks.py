@@ -22,6 +22,7 @@ from pe_study.errors import Interrupted, PEStudyError
 from pe_study.recipe import load
 from pe_study.train import train_study
 from pe_study.updates import PADDING, Updater
+from pe_study.validation import Validator
 
 UNEVEN = ("data.packing=isolate", "train.micro_batch_tokens=48")  # micro-batches of 3 and 1 sequences
 RANK = int(os.environ["RANK"])
@@ -159,6 +160,21 @@ def out_of_memory(folder: Path) -> None:
         return plain(self, batch, num_targets)
 
     Updater._backward_part = backward_part  # type: ignore[method-assign]
+    train_study(load(folder / "tiny.yaml"), folder / "runs")
+
+
+def validation(folder: Path) -> None:
+    """One process cannot validate more than two sequences, and is asked to stop in its last try at step 4."""
+    plain = Validator._sums
+
+    def sums(self: Validator, model: Any, batch: Any) -> Tensor:
+        if RANK == 1 and len(batch.ids_BT) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        if RANK == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, model, batch)
+
+    Validator._sums = sums  # type: ignore[method-assign]
     train_study(load(folder / "tiny.yaml"), folder / "runs")
 
 

@@ -172,6 +172,30 @@ def test_a_sequence_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
         updater.update(0)
 
 
+@pytest.mark.parametrize("where", ["step", "creation"])
+def test_an_optimizer_that_does_not_fit_is_an_error(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its two moments are made at the first update, where smaller micro-batches are no help."""
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    recipe = tiny_recipe(tmp_path)
+    if where == "creation":
+        monkeypatch.setattr("accelerate.Accelerator.prepare", fail)
+        with pytest.raises(UsageError, match="the weights and their optimizer did not fit memory"):
+            make_updater(recipe)
+        return
+    updater = make_updater(recipe)
+    monkeypatch.setattr(torch.optim.AdamW, "step", fail)
+    with pytest.raises(
+        UsageError, match=r"step 1: the optimizer, .* did not fit memory.*fsdp2\.yaml"
+    ) as caught:
+        updater.update(0)
+    assert "\n" not in str(caught.value)
+
+
 def test_other_failures_are_not_taken_for_memory(tmp_path: Path) -> None:
     updater = make_updater(tiny_recipe(tmp_path))
 
