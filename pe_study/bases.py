@@ -39,7 +39,8 @@ def absence(recipe: Recipe, runs_root: Path | str) -> str | None:
         return f"{where}, an unfinished run; finish it first: {finished.command(found)}"
     if found.exists() or (source.count("/") == 1 and source[0] not in "./~"):
         return None
-    under = "" if Path(runs_root) == Path("runs") else f" and none under {runs_root}"
+    default = Path(runs_root) == Path("runs") or found.is_absolute()
+    under = "" if default else f" and none under {runs_root}"
     if len(found.parts) > 1 and "-s" in found.name:
         return f"{where}, no such run{under}; make it first: {_command(recipe, found, runs_root)}"
     return (

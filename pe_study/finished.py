@@ -43,6 +43,12 @@ def check_source(path: Path) -> None:
         check(path.parent if path.name == runs.FINAL else path)
 
 
+def check_written(final: Path, sha256: str) -> None:
+    """CheckpointError when weights read back are not those that were written."""
+    if not has_weights(final, sha256):
+        raise CheckpointError(f"{final}: not what was written, the disk changed it; the same command goes on")
+
+
 def command(folder: Path | str) -> str:
     """What trains the run in `folder`, from where it stands."""
     folder = Path(folder)

@@ -23,6 +23,7 @@ from pe_study.contexts import context_sizes
 from pe_study.engine import autocast_dtype, device_name, mask_kind, on_main
 from pe_study.errors import CheckpointError, UsageError
 from pe_study.files import sync, write_text
+from pe_study.foreign import ForeignDecoder
 from pe_study.hub import no_progress_bars
 from pe_study.kernels.fused import compilations
 from pe_study.recipe import Recipe, RunSpec, narrow, resolved_yaml, training_hash, training_values
@@ -217,6 +218,8 @@ class RunFiles:
         def write() -> None:
             final = self.folder / runs.FINAL
             self._write_model(final, model, weights)
+            if not isinstance(model, ForeignDecoder):  # whose weights may be stored under other names
+                finished.check_written(final, str(facts["weights_sha256"]))
             hashes = finished.file_hashes(final)
             (self.folder / NON_FINITE).unlink(missing_ok=True)  # of an earlier session
             runs.write_json(self.folder / runs.DONE, {**facts, finished.FILES: hashes})

@@ -1,22 +1,26 @@
 """Runs that go on from other weights at a longer length, with a RoPE rescale built in."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_recipe
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tiny import tiny_recipe, write_llama
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from pe_study import runs, snapshots
 from pe_study.checkpoints import open_checkpoint
 from pe_study.engine import make_accelerator
 from pe_study.errors import CheckpointError, Interrupted, UsageError
+from pe_study.forecast import describe
 from pe_study.initial import build_model, load_data
-from pe_study.recipe import Recipe
+from pe_study.listing import validated
+from pe_study.recipe import Recipe, load
 from pe_study.train import train_study
 from pe_study.validation import Validator
 
+ROOT = Path(__file__).resolve().parent.parent
 LONGER = ("name=longer", "train.length=64", "train.batch_tokens=256", "train.steps=12", "train.lr=2e-3")
 
 
@@ -103,25 +107,12 @@ def test_missing_and_unfinished_sources_are_refused(base: Path, tmp_path: Path) 
 @pytest.fixture(scope="module")
 def llama(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of random weights with the tokenizer of the base run."""
-    folder = tmp_path_factory.mktemp("llama")
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "vocab_size": 257,
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 48,
-        "max_position_embeddings": 16,
-        "tie_word_embeddings": True,
-    }
-    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(base / "final").save_pretrained(folder)
-    return folder
+    return write_llama(tmp_path_factory.mktemp("llama"), base / "final")
 
 
 def test_a_llama_is_extended_and_stays_a_llama(llama: Path, tmp_path: Path) -> None:
-    recipe = extend(tmp_path, llama, "data.tokenizer=checkpoint", "train.gradient_checkpointing=true")
+    own = ("data.tokenizer=checkpoint", "model.num_kv_heads=2")
+    recipe = extend(tmp_path, llama, *own, "train.gradient_checkpointing=true")
     result = train_study(recipe, tmp_path / "runs")[0]
     rows = runs.read_metrics(result.folder)
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.2
@@ -158,8 +149,123 @@ def test_what_cannot_be_gone_on_from_is_refused_before_any_work(
         with pytest.raises(UsageError, match="d_ff is 48 there"):
             train_study(recipe, tmp_path / "runs")
     else:
-        with pytest.raises(CheckpointError, match="nowhere/at/all: no such file or folder"):
+        with pytest.raises(CheckpointError, match='nowhere/at/all", no such file or folder; accepted'):
             train_study(extend(tmp_path, tmp_path / source), tmp_path / "runs")
+
+
+def test_a_decoder_without_rope_is_refused(base: Path, tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=257, n_layer=2, n_embd=32, n_head=4)).save_pretrained(
+        tmp_path / "gpt2"
+    )
+    recipe = extend(tmp_path, tmp_path / "gpt2", "init.rescale=none", "encodings=[learned]")
+    with pytest.raises(
+        UsageError, match=r"init.from: .*gpt2 has no rotary positions.*; accepted: a checkpoint"
+    ):
+        train_study(recipe, tmp_path / "runs")
+
+
+def test_every_difference_from_a_foreign_checkpoint_is_named_at_once(llama: Path, tmp_path: Path) -> None:
+    other = ("model.d_ff=64", "encodings=[{name: rope, base: 500, fraction: 0.5}]")
+    with pytest.raises(UsageError) as refused:
+        train_study(extend(tmp_path, llama, *other), tmp_path / "runs")
+    said = ["model.num_kv_heads is 2 there, found 4", "model.d_ff is 48 there, found 64"]
+    said += ["encodings.0.base is 10000.0 there, found 500.0", "encodings.0.fraction is 1.0 there, found 0.5"]
+    assert all(each in str(refused.value) for each in said)
+    assert "num_layers" not in str(refused.value)
+
+
+def test_the_weights_it_started_from_are_noted_and_compared(base: Path, tmp_path: Path) -> None:
+    """A base that was trained anew makes another study, finished or not; one of the same weights does not."""
+    source = tmp_path / "base"
+    shutil.copytree(base, source)
+    recipe = extend(tmp_path, source, "train.steps=4", "train.snapshot_every=2")
+    done = train_study(recipe, tmp_path / "done")[0]
+    hashes = runs.read_json(base / runs.DONE)["weights_sha256"]
+    found = snapshots.newest(done.folder / "snapshots")
+    assert found is not None
+    for facts in (runs.read_json(done.folder / runs.PROVENANCE), done.facts, found.facts):
+        assert facts["initial_weights"] == hashes
+    shutil.copytree(tmp_path / "done", tmp_path / "half")
+    (tmp_path / "half" / "longer" / "rope-s0" / runs.DONE).unlink()
+    assert train_study(recipe, tmp_path / "done")[0].status == "skipped"
+    shutil.rmtree(source)
+    train_study(tiny_recipe(tmp_path / "again", "train.lr=1e-2"), tmp_path / "again")
+    shutil.copytree(tmp_path / "again" / "tiny" / "rope-s0", source)
+    for root in ("done", "half"):
+        with pytest.raises(UsageError, match=f'initial_weights: "{hashes}" -> '):
+            train_study(recipe, tmp_path / root)
+
+
+def test_the_files_of_a_foreign_base_are_compared(llama: Path, tmp_path: Path) -> None:
+    source = tmp_path / "llama"
+    shutil.copytree(llama, source)
+    recipe = extend(tmp_path, source, "model.num_kv_heads=2", "train.steps=2")
+    first = train_study(recipe, tmp_path / "runs")[0]
+    assert len(first.facts["initial_weights"]) == 64
+    (source / "README.md").write_text("a card", encoding="utf-8")
+    assert train_study(recipe, tmp_path / "runs")[0].status == "skipped"
+    model = AutoModelForCausalLM.from_pretrained(source)
+    with torch.no_grad():
+        model.model.norm.weight[0] += 1
+    model.save_pretrained(source)
+    with pytest.raises(UsageError, match="initial_weights"):
+        train_study(recipe, tmp_path / "runs")
+
+
+def test_a_finished_extension_outlives_its_base(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "base" / "rope-s0"
+    shutil.copytree(base, source)
+    recipe = extend(tmp_path, source, "train.steps=2")
+    train_study(recipe, tmp_path / "runs")
+    shutil.rmtree(source)
+    assert train_study(recipe, tmp_path / "runs")[0].status == "skipped"
+    assert "not compared with what they were trained on" in caplog.text
+    assert "init.from: found" in caplog.text
+
+
+def test_a_damaged_base_is_refused(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base, tmp_path / "rope-s0")
+    weights = tmp_path / "rope-s0" / "final" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    recipe = extend(tmp_path, tmp_path / "rope-s0")
+    with pytest.raises(CheckpointError, match=r"init.from: .*model.safetensors: not what training wrote"):
+        train_study(recipe, tmp_path / "runs")
+
+
+def test_the_base_is_looked_for_where_the_runs_lie(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(base, tmp_path / "elsewhere" / "tiny" / "rope-s0")
+    for source in ("runs/tiny/rope-s0", "tiny/rope-s0"):
+        recipe = extend(tmp_path, Path(source), f"name={source.replace('/', '-')}", "train.steps=2")
+        result = train_study(recipe, "elsewhere")[0]
+        assert result.facts["initial_weights"] == runs.read_json(base / runs.DONE)["weights_sha256"]
+
+
+@pytest.mark.parametrize("root", ["runs", "elsewhere"])
+def test_an_absent_base_is_named_with_the_command_that_makes_it(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = load(ROOT / "recipes" / "extend-demo.yaml")
+    where = "" if root == "runs" else " and none under elsewhere"
+    flag = "" if root == "runs" else " --runs elsewhere"
+    said = (
+        f'extend-demo.yaml: init.from: found "runs/demo/rope-s0", no such run{where}; make it first: '
+        f"`pe-study train {ROOT}/recipes/demo.yaml --only run=rope-s0{flag}`"
+    )
+    with pytest.raises(CheckpointError) as refused:
+        train_study(recipe, root)
+    assert str(refused.value).endswith(said)
+    assert "".join(said.split()) in "".join(describe(recipe, Path(root), {}).split())
+    if root == "runs":
+        assert said in validated(ROOT / "recipes" / "extend-demo.yaml", [])
+    assert not Path(root).exists()
 
 
 @pytest.mark.parametrize("spec", ["yarn:4", "yarn:auto"])

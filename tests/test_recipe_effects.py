@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import tiny_recipe
+from tiny import ENCODINGS, tiny_recipe, write_llama
 
 from pe_study import recipe
 from pe_study.data import load_corpus, load_tokenizer
+from pe_study.errors import UsageError
 from pe_study.initial import build_model
 from pe_study.train import train_study
 
@@ -113,6 +114,68 @@ def test_a_key_that_keeps_the_numbers_is_seen_in_the_model(
         return read(build_model(study, study.runs()[0], tokenizer))
 
     assert built(f"{key}={value}") != built()
+
+
+# With weights to go on from, the decoder is that of the weights: these cannot be honoured.
+OF_THE_BASE = {
+    "model.num_layers": "1",
+    "model.d_model": "64",
+    "model.num_heads": "2",
+    "model.num_kv_heads": "1",
+    "model.d_ff": "64",
+    "model.max_positions": "128",
+    "model.initializer_range": "0.03",
+    "model.qk_norm": "true",
+    "encodings.0.base": "100",
+    "encodings.0.fraction": "0.5",
+}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Weights to go on from: a run, and a Llama with as many key and value heads as heads."""
+    folder = tmp_path_factory.mktemp("bases")
+    run = train_study(tiny_recipe(folder, *SHORT, "train.steps=2"), folder / "runs")[0].folder
+    return {"run": run, "llama": write_llama(folder / "llama", run / "final", num_key_value_heads=4)}
+
+
+def from_base(folder: Path, base: Path, *overrides: str) -> dict[str, Any]:
+    return trained(folder, f"init={{from: {base}}}", "train.length=64", "train.steps=2", *overrides)
+
+
+@pytest.mark.parametrize("kind", ["run", "llama"])
+@pytest.mark.parametrize(("key", "value"), OF_THE_BASE.items())
+def test_what_the_base_cannot_honour_is_refused_by_its_key(
+    tmp_path: Path, bases: dict[str, Path], kind: str, key: str, value: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"{key.rpartition('.')[2]}\b.* there"):
+        from_base(tmp_path, bases[kind], f"{key}={value}")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["run", "llama"])
+@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != "rope"])
+def test_another_encoding_than_that_of_the_base_is_refused(
+    tmp_path: Path, bases: dict[str, Path], kind: str, encoding: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"encodings.*(found {encoding}; accepted: rope|'name': 'rope')"):
+        from_base(tmp_path, bases[kind], f"encodings=[{encoding}]")
+
+
+@pytest.mark.parametrize("kind", ["run", "llama"])
+def test_dropout_is_honoured_with_a_base(tmp_path: Path, bases: dict[str, Path], kind: str) -> None:
+    hashes = [
+        from_base(tmp_path / drop, bases[kind], f"model.dropout={drop}")["weights_sha256"]
+        for drop in ("0.0", "0.5")
+    ]
+    assert hashes[0] != hashes[1]
+
+
+def test_every_key_of_the_model_is_known_with_a_base(tmp_path: Path) -> None:
+    study = tiny_recipe(tmp_path)
+    keys = {f"model.{key}" for key in study.content["model"]}
+    keys |= {f"encodings.0.{key}" for key in study.encodings[0].options}
+    assert keys == {*OF_THE_BASE, "model.dropout"}
 
 
 def test_every_key_is_in_one_of_the_two_lists(tmp_path: Path) -> None:

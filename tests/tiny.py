@@ -28,7 +28,7 @@ def write_corpus(folder: Path, num_documents: int = 80) -> Path:
     return folder
 
 
-def write_llama(folder: Path, tokenizer: Path) -> Path:
+def write_llama(folder: Path, tokenizer: Path, **others: Any) -> Path:
     """A Llama of random weights: of the sizes of `tiny_recipe`, but for two key and value heads."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
@@ -41,7 +41,7 @@ def write_llama(folder: Path, tokenizer: Path) -> Path:
         "max_position_embeddings": 16,
         "tie_word_embeddings": True,
     }
-    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**{**sizes, **others})).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
     return folder
 
