@@ -151,9 +151,8 @@ def ratio_figure(bench: BenchFile, name: str) -> Figure | None:
             here = rows[rows["phase"] == phase]
             _spreads(axes, here, to, lengths, looks)
             axes.set_title(PHASES[phase])
-            axes.set_xlabel(
-                f"speed, times that of {reference}" if canvas.narrow or len(phases) == 1 or not place else ""
-            )
+            if canvas.narrow or len(phases) == 1 or not place:
+                canvas.xlabel(axes, f"speed, times that of {reference}")
         if len(lengths) > 1:
             _length_legend(canvas, lengths)
 

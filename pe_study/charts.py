@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from pe_study.captions import caption, slug
 from pe_study.comparisons import Comparison, Decomposition, comparison_table, decomposition_table
 from pe_study.curves import Line, draw_lines, limits_of, number
-from pe_study.drawing import GRID, INK, MUTED, PAPER, SIZES, Canvas, Figure
+from pe_study.drawing import GRID, INK, MUTED, PAPER, POINTS, SIZES, Canvas, Figure, row_names
+from pe_study.fitting import fitted
 from pe_study.palette import CONTROL, Look, dashed
 
 Looks = Mapping[str, Look]
@@ -85,7 +87,9 @@ def differences_figure(
             named_rows(axes, labels, names=canvas.narrow or place == 0)
             _forest(axes, here, labels, looks, canvas)
             axes.set_title(f"length {length:,}")
-            axes.set_xlabel(f"loss minus that of {against}, nats" if place == named else "")
+            short = fitted(against, 1.2, canvas.points, lines=1)
+            if place == named:
+                canvas.xlabel(axes, f"loss minus that of {short}, nats")
 
     level = found[0].level
     what = "paired over documents, these runs" if level == "a" else "over seeds"
@@ -117,7 +121,9 @@ def _from(one: Comparison, against: str | None) -> tuple[str, int, float, float,
 def named_rows(axes: Axes, labels: Sequence[str], *, names: bool = True) -> None:
     """A row a label, from the top down; `names` only where no panel to the left has them."""
     axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.set_yticks(range(len(labels)), labels if names else [""] * len(labels))
+    width, points = axes.get_figure().get_figwidth(), float(rcParams["font.size"])
+    shown = row_names(labels, width, points) if names else [""] * len(labels)
+    axes.set_yticks(range(len(labels)), shown)
     axes.tick_params(axis="y", length=0)
     axes.grid(True, axis="x")
     axes.grid(False, axis="y")
@@ -181,7 +187,7 @@ def decomposition_figure(found: Sequence[Decomposition], looks: Looks, suffix: s
         axes.axvline(0, color=MUTED, linewidth=1)
         axes.set_xlim(-reach * 1.05, reach * 1.05)
         named_rows(axes, labels)
-        axes.set_xlabel("change of loss from the training length, nats")
+        canvas.xlabel(axes, "change of loss from the training length, nats")
 
     first = here[0]
     same = "one index range" if first.same_range else "whole documents for N, the last part of them for X"
@@ -247,9 +253,12 @@ def cost_figure(cost: pd.DataFrame, looks: Looks, suffix: str = "") -> Figure | 
 
 
 def of_rows(labels: Sequence[str], least: float, *, narrow: bool = False, lines: int = 1) -> float:
-    """The relative height of a panel with a row a label, each of `lines` lines of text."""
-    inches = 0.155 * lines * len(labels) + 0.9
-    return max(least, inches / SIZES["one-column" if narrow else "two-column"][1])
+    """The relative height of a panel with a row a label, each of `lines` lines of text, or of its name's."""
+    size = "one-column" if narrow else "two-column"
+    width, height = SIZES[size]
+    broken = [name.count("\n") + 1 for name in row_names(labels, width, POINTS[size])]
+    inches = 0.155 * sum(max(lines, number) for number in broken) + 0.9
+    return max(least, inches / height)
 
 
 def bars(axes: Axes, values: pd.Series, looks: Looks, canvas: Canvas, *, names: bool) -> None:

@@ -49,10 +49,11 @@ def control_figure(curves: pd.DataFrame, metric: str, protocol: str, study: str 
 
     def draw(canvas: Canvas) -> None:
         across = 1 if canvas.narrow else min(3, len(labels))
-        grid = canvas.axes(math.ceil(len(labels) / across), across, titled=True)
-        for place, (axes, (label, panel)) in enumerate(zip(grid, panels.items(), strict=False)):
+        titles = canvas.titles(labels, across)
+        grid = canvas.axes(math.ceil(len(labels) / across), across, titled=True, titles=titles)
+        for place, (axes, title, panel) in enumerate(zip(grid, titles, panels.values(), strict=False)):
             panel.draw(axes, canvas, limits)
-            axes.set_title(label, pad=15)
+            axes.set_title(title, pad=15)
             axes.set_xlabel("length, tokens" if place + across >= len(labels) else "")
             axes.set_ylabel("" if place % across else tables.METRICS[metric])
         for axes in grid[len(labels) :]:
@@ -63,14 +64,27 @@ def control_figure(curves: pd.DataFrame, metric: str, protocol: str, study: str 
     return Figure(
         name=suffixed(f"controls-{protocol}-{metric}", study),
         title=titled(f"{SHORT[metric].capitalize()} under each control ({protocol})", study),
-        caption=caption(shown, protocol) + " A control replaces or hides what lies farther back than the "
-        "training length: where it meets the plain curve, that text was not used.",
+        caption=f"{caption(shown, protocol)} {_says(names)}",
         alt="; ".join(_alternative(shown[shown["label"] == label], metric, label) for label in labels),
         table=shown,
         draw=draw,
         height=0.8 * lines_down,
         narrow_height=0.75 * len(labels),
     )
+
+
+def _says(names: Sequence[str]) -> str:
+    """What the controls of a figure take away."""
+    windows = [name.partition("=")[2] for name in names if name.startswith("attention_window")]
+    taken = {
+        "far_context replaces the text farther back than the training length": any(
+            name.startswith("far_context") for name in names
+        ),
+        f"attention_window hides all but the last {' or '.join(windows)} keys of each query": bool(windows),
+        "shuffle_positions permutes the positions of a window, its text stays": "shuffle_positions" in names,
+    }
+    said = "; ".join(text for text, here in taken.items() if here)
+    return f"{said}. Where a line meets the plain one, the loss did not depend on that."
 
 
 def _panel(shown: pd.DataFrame, metric: str, names: Sequence[str], looks: Looks) -> Panel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
 from pe_study.drawing import MUTED, PAPER, Canvas
+from pe_study.fitting import fitted, inches_of
 from pe_study.palette import Look
 from pe_study.stats import Array
 
@@ -145,10 +146,11 @@ def limits_of(lines: Sequence[Line], cut: float) -> tuple[float, float]:
 def label_ends(axes: Axes, lines: Sequence[Line], canvas: Canvas) -> None:
     """Names at the right ends, moved apart vertically; a legend below when there are too many."""
     named = [(line, *_end(line, axes)) for line in lines if not np.isnan(line.y).all()]
-    if len(named) > MOST_LABELS[canvas.narrow]:
-        legend(lines, canvas)
+    texts = [text for *_, text in named]
+    if len(named) > MOST_LABELS[canvas.narrow] or not canvas.has_room(texts):
+        legend([replace(line, name=text) for line, _, text in named], canvas)
         return
-    canvas.reserve([text for *_, text in named])
+    canvas.reserve(texts)
     height = canvas.height_of(axes)
     places = spread([place for _, place, _ in named], 1.22 * canvas.points / height)
     aside = axes.transAxes + ScaledTranslation(LEADER / 72, 0, canvas.sheet.dpi_scale_trans)
@@ -169,16 +171,21 @@ def _end(line: Line, axes: Axes) -> tuple[float, str]:
 
 
 def legend(lines: Sequence[Line], canvas: Canvas, columns: int | None = None) -> None:
-    """A legend below the panels, and room for it."""
-    columns = columns or (2 if canvas.narrow else 5)
+    """A legend below the panels, in at most so many columns as hold its names, and room for it."""
+    width, height = canvas.sheet.get_size_inches()
+    handle = 4.5 * canvas.points / 72
+    names = [fitted(line.name, width - handle - 0.2, canvas.points) for line in lines]
+    fit = int((width - 0.1) / (inches_of(names, canvas.points) + handle))
+    columns = max(1, min(columns or (2 if canvas.narrow else 5), fit))
     handles = [
         Line2D([], [], color=line.look.light, linestyle=line.look.dash, marker=line.look.marker)
         for line in lines
     ]
-    names = [line.name for line in lines]
     canvas.sheet.legend(handles, names, loc="lower center", ncols=columns, handlelength=2.6)
-    inches = 1.6 * canvas.points * math.ceil(len(lines) / columns) / 72 + 0.08
-    width, height = canvas.sheet.get_size_inches()
+    rows = math.ceil(len(lines) / columns)
+    breaks = [name.count("\n") for name in names]
+    broken = sum(breaks) if columns == 1 else max(breaks, default=0) * rows
+    inches = canvas.points * (1.6 * rows + 1.2 * broken) / 72 + 0.08
     canvas.sheet.set_size_inches(width, height + inches)
     share = height / (height + inches)
     now = canvas.sheet.subplotpars

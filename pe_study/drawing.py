@@ -21,11 +21,25 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex, to_rgba, to_rgba_array
 from matplotlib.figure import Figure as Sheet
+from matplotlib.text import Text
+
+from pe_study import fonts
+from pe_study.fitting import fitted, inches_of
 
 # Width and height in inches: a paper's two columns and its one column.
 SIZES = {"two-column": (6.9, 4.0), "one-column": (3.4, 3.3)}
+POINTS = {"two-column": 8.5, "one-column": 7.5}  # of text
 INK, MUTED, GRID, PAPER = "#1c2024", "#646b73", "#e3e6ea", "#fefefe"
 DARK = {INK: "#eceff2", MUTED: "#a3abb4", GRID: "#343a41", PAPER: "#15181c"}
+
+
+MOST_RIGHT, MOST_LEFT = 0.42, 0.42  # of the width of a sheet: for labels at the ends, for names of rows
+LEADER = 24 / 72  # inches from the axes to a label, and past it
+
+
+def row_names(names: Sequence[str], width: float, points: float) -> list[str]:
+    """Names of rows on a sheet `width` inches wide, in lines that leave room for the rows."""
+    return [fitted(name, MOST_LEFT * width, points) for name in names]
 
 
 @dataclass
@@ -35,29 +49,55 @@ class Canvas:
     sheet: Sheet
     narrow: bool
 
-    def axes(self, rows: int = 1, columns: int = 1, *, titled: bool = False) -> list[Axes]:
-        """Panels in reading order, with room for axis labels, and for titles above their training lines."""
+    def axes(
+        self, rows: int = 1, columns: int = 1, *, titled: bool = False, titles: Sequence[str] = ()
+    ) -> list[Axes]:
+        """Panels in reading order, with room for axis labels, and for titles above their training lines.
+
+        titles: those of `titles` (below), where they are names; their lines get more room.
+        """
         width, height = self.sheet.get_size_inches()
+        more = 1.2 * self.points * max((title.count("\n") for title in titles), default=0) / 72
         panels = self.sheet.subplots(rows, columns, squeeze=False)
+        top, bottom = 0.42 if titled else 0.26, 0.56
+        hspace = 0.9 / (height / rows)
+        panel = (height - top - bottom) / (rows + (rows - 1) * hspace)
+        height += more * rows
+        self.sheet.set_size_inches(width, height)
         self.sheet.subplots_adjust(
             left=0.58 / width,
             right=1 - 0.12 / width,
-            bottom=0.56 / height,
-            top=1 - (0.42 if titled else 0.26) / height,
+            bottom=bottom / height,
+            top=1 - (top + more) / height,
             wspace=0.55 / (width / columns),
-            hspace=0.9 / (height / rows),
+            hspace=hspace + more / panel,
         )
         return list(panels.flat)
 
+    def titles(self, names: Sequence[str], columns: int) -> list[str]:
+        """Names as titles of panels that stand `columns` in a row: in lines that fit."""
+        inches = (self.sheet.get_figwidth() - 0.7) / columns - 0.35
+        return [fitted(name, inches, self.points) for name in names]
+
+    def xlabel(self, axes: Axes, text: str) -> None:
+        """What a panel's axis is, in two lines where it is wider than the panel."""
+        inches = axes.get_position().width * self.sheet.get_figwidth() + 0.2
+        axes.set_xlabel(fitted(text, inches, self.points, lines=2))
+
+    def has_room(self, texts: Sequence[str]) -> bool:
+        """Whether `texts` may stand at the right without taking the room of what they name."""
+        return inches_of(texts, self.points) + LEADER <= MOST_RIGHT * self.sheet.get_figwidth()
+
     def reserve(self, texts: Sequence[str]) -> None:
         """Room at the right for the widest of `texts` and its leader."""
-        points = 0.6 * self.points * max(map(len, texts), default=0) + 24
-        self.sheet.subplots_adjust(right=1 - min(points / 72 / self.sheet.get_figwidth(), 0.5))
+        inches = inches_of(texts, self.points) + LEADER
+        self.sheet.subplots_adjust(right=1 - inches / self.sheet.get_figwidth())
 
     def reserve_left(self, texts: Sequence[str]) -> None:
-        """Room at the left for the names of rows."""
-        inches = 0.62 * self.points * max(map(len, texts)) / 72 + 0.1
-        self.sheet.subplots_adjust(left=min(inches / self.sheet.get_figwidth(), 0.6), wspace=0.12)
+        """Room at the left for the names of rows, as `row_names` breaks them."""
+        width = self.sheet.get_figwidth()
+        inches = inches_of(row_names(texts, width, self.points), self.points) + 0.1
+        self.sheet.subplots_adjust(left=inches / width, wspace=0.12)
 
     @property
     def points(self) -> float:
@@ -94,11 +134,12 @@ def render(
     width, height = SIZES[size]
     share = figure.narrow_height if narrow and figure.narrow_height else figure.height
     with mpl.rc_context(_style(size)), warnings.catch_warnings():
-        # A script that the font lacks: an SVG shows it all the same, a PNG as boxes.
+        # What no font here has: an SVG shows it all the same, a PNG as boxes, which the report says itself.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         sheet = Sheet(figsize=(width, height * share))
         FigureCanvasAgg(sheet)
         figure.draw(Canvas(sheet, narrow))
+        _choose_fonts(sheet)
         made = {form: _save(sheet, form) for form in forms}
         if colours is not None and "svg" in made:
             made["svg-dark"] = _in_colours(made["svg"].decode("utf-8"), colours).encode("utf-8")
@@ -106,6 +147,14 @@ def render(
             recolour(sheet, colours)
             made["png-dark"] = _save(sheet, "png")
     return made
+
+
+def _choose_fonts(sheet: Sheet) -> None:
+    """Write what the house font lacks in an installed one."""
+    for artist in sheet.findobj(Text):
+        chosen = fonts.families(artist.get_text()) if isinstance(artist, Text) else []
+        if len(chosen) > 1:
+            artist.set_fontfamily(chosen)
 
 
 def _in_colours(svg: str, colours: Mapping[str, str]) -> str:
@@ -135,8 +184,8 @@ def recolour(sheet: Sheet, colours: Mapping[str, str]) -> None:
 
 
 def _style(size: str) -> dict[str, object]:
-    points = 8.5 if size == "two-column" else 7.5
-    fonts = {"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": points}
+    points = POINTS[size]
+    family = {"font.family": "sans-serif", "font.sans-serif": [fonts.HOUSE], "font.size": points}
     sizes = dict.fromkeys(
         ("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "axes.titlesize"), points - 0.5
     )
@@ -145,7 +194,7 @@ def _style(size: str) -> dict[str, object]:
     papers = dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), PAPER)
     return {
         **sns.axes_style("white"),
-        **fonts,
+        **family,
         **sizes,
         **inks,
         **quiet,

@@ -44,7 +44,8 @@ def unlike(shown: pd.DataFrame, metric: str) -> str | None:
     for column, what in AT_A_LENGTH.items():
         if column in numbers and not (column == "num_tokens" and several):
             known = numbers[numbers[column].notna()]
-            told[what] = int(known.groupby("length")[column].nunique().max()) if len(known) else 0
+            place = [name for name in ("length", "position_lo") if name in known]  # a bin has its own targets
+            told[what] = int(known.groupby(place)[column].nunique().max()) if len(known) else 0
     reasons = [f"{count} different {what}" for what, count in told.items() if count > 1]
     return " and ".join(reasons) or None
 

@@ -41,6 +41,7 @@ class Section:
 
 
 # What the files of a figure add to its name (`report.SUFFIXES` and themes): no other may be called so.
+LONGEST_NAME = 200  # bytes, of the 255 that file systems take
 _VARIANTS = ("", "-dark", "-one-column", "-one-column-dark")
 
 
@@ -50,6 +51,7 @@ def named_once(sections: Sequence[Section]) -> list[Section]:
     taken: set[str] = set()
 
     def free(name: str) -> str:
+        name = name.encode("utf-8")[:LONGEST_NAME].decode("utf-8", "ignore")
         numbered, number = name, 1
         while taken & {f"{numbered}{variant}".casefold() for variant in _VARIANTS}:
             number += 1

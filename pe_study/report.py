@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import html
 import io
+import logging
 import math
 import re
 import shlex
@@ -19,7 +20,7 @@ import markupsafe
 import pandas as pd
 
 import pe_study
-from pe_study import drawing
+from pe_study import drawing, fonts
 from pe_study.bench_files import BENCH
 from pe_study.files import write_json, write_text
 from pe_study.latex import tabular
@@ -35,6 +36,8 @@ from pe_study.runs import DONE, METRICS, check_output, claim_folder
 from pe_study.studies import SUMMARY
 from pe_study.targets import Targets, read_targets
 from pe_study.view import read_view
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = "report.json"
 SUFFIXES = {"two-column": "", "one-column": "-one-column"}
@@ -114,6 +117,8 @@ def _write(page: Page, targets: Targets, folder: Path, formats: Sequence[str]) -
     }
     environment = _environment(colours)
     shown = [figure for section in page.sections for figure in section.figures]
+    if "png" in formats:
+        _warn_of_boxes(shown)
     inline = _save_figures(shown, folder, colours, formats)
     for table in (table for section in page.sections for table in section.tables):
         _save_csv(table.data, folder / "tables" / f"{table.name}.csv")
@@ -186,6 +191,17 @@ def _save_figures(
     for item in shown:
         _save_csv(item.figure.table, folder / "tables" / f"{item.figure.name}.csv")
     return inline
+
+
+def _warn_of_boxes(shown: Sequence[Shown]) -> None:
+    """One warning where no installed font can write the names of a study into a PNG."""
+    words = "".join(item.figure.title + item.figure.alt for item in shown)
+    if lacking := fonts.unwritable(words):
+        logger.warning(
+            "no installed font has %s: PNGs show boxes there, SVGs and the page are right; "
+            "install one that does, such as Noto Sans CJK",
+            lacking if len(lacking) <= 8 else f"{lacking[:8]}\u2026",
+        )
 
 
 def _save_csv(frame: pd.DataFrame, path: Path) -> None:

@@ -40,14 +40,15 @@ def depth_figure(rows: pd.DataFrame, task: str) -> Figure | None:
 
     def draw(canvas: Canvas) -> None:
         across = min(2 if canvas.narrow else 3, len(groups))
-        panels = canvas.axes(math.ceil(len(groups) / across), across)
+        titles = canvas.titles(list(percent), across)
+        panels = canvas.axes(math.ceil(len(groups) / across), across, titles=titles)
         roomy = lengths * across <= (6 if canvas.narrow else 15)
-        for axes, (name, table) in zip(panels, percent.items(), strict=False):
+        for axes, title, (name, table) in zip(panels, titles, percent.items(), strict=False):
             rows_text = [f"{100 * depth:.0f} %" for depth in table.index]
             columns = [f"{int(length):,}" for length in table.columns]
             below = bounds[name] if roomy else None
             heat_panel(axes, canvas, table, rows_text, columns, (0.0, 100.0), "{:.0f}".format, below)
-            axes.set_title(name)
+            axes.set_title(title)
         for axes in panels[len(groups) :]:
             axes.set_axis_off()
 

@@ -45,3 +45,12 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   }
 }
+// What is folded is printed all the same, and folded again afterwards.
+let folded = [];
+window.addEventListener("beforeprint", () => {
+  folded = [...document.querySelectorAll("details:not([open])")];
+  for (const details of folded) details.open = true;
+});
+window.addEventListener("afterprint", () => {
+  for (const details of folded) details.open = false;
+});
