@@ -65,11 +65,9 @@ def _command(recipe: Recipe, run: Path, runs_root: Path | str) -> str:
 def weights_sha256(name: str, options: Mapping[str, Any]) -> str | None:
     """A hash of the weights that a checkpoint's name stands for: for a run what `DONE` says, else of the
     files that hold them. None where they are not on this machine (yet)."""
-    path = Path(name)
     if "gguf_file" in options:
-        return finished.files_sha256([path / options["gguf_file"]])
-    if not path.exists():
-        path = _cached(name, options.get("revision"))
+        return finished.files_sha256([Path(name) / options["gguf_file"]])
+    path = Path(name) if Path(name).exists() else _cached(name, options.get("revision"))
     if path is None:
         return None
     said = runs.read_done(path.parent if path.name == runs.FINAL else path)

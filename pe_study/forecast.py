@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pe_study import bases, costs, encodings, layout, runs, tuning
+from pe_study import bases, costs, encodings, finished, layout, runs, tuning
 from pe_study.recipe import Recipe, RunSpec
 from pe_study.sections import DataSpec, EncodingSpec, ModelSpec
 from pe_study.selection import check_folder, select_runs
@@ -180,6 +180,8 @@ def _state(folder: Path) -> str:
     if not (folder / runs.PROVENANCE).is_file():
         return "to do"
     state = runs.run_state(folder)
+    if state.status == "done" and not finished.is_intact(folder):
+        return "done, but final/ is damaged: will be trained again"
     return "done, will be skipped" if state.status == "done" else f"{state.status} at step {state.step}"
 
 

@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 Decoder = PEStudyForCausalLM | ForeignDecoder
 
 # What of `model` has to be the checkpoint's own.
-SHAPE = ("num_layers", "d_model", "num_heads", "num_kv_heads", "d_ff", "max_positions", "qk_norm")
-SHAPE += ("initializer_range",)
+SIZES = ("num_layers", "d_model", "num_heads", "num_kv_heads", "d_ff", "max_positions")
+SHAPE = (*SIZES, "qk_norm", "initializer_range")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from tiny import tiny_recipe, write_llama
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from pe_study import runs, snapshots
+from pe_study.bases import weights_sha256
 from pe_study.checkpoints import open_checkpoint
 from pe_study.engine import make_accelerator
 from pe_study.errors import CheckpointError, Interrupted, UsageError
@@ -40,7 +41,9 @@ def extend(folder: Path, source: Path, *overrides: str) -> Recipe:
 def validation_loss(recipe: Recipe, model: torch.nn.Module) -> float:
     accelerator = make_accelerator(recipe)
     data = load_data(recipe, accelerator)
-    return Validator(recipe, data.validation, accelerator).evaluate(model)["val_loss"] or 0.0
+    found = Validator(recipe, data.validation, accelerator).evaluate(model)
+    assert found is not None
+    return found["val_loss"] or 0.0
 
 
 def test_an_extended_run_beats_the_untuned_rescale(base: Path, tmp_path: Path) -> None:
@@ -210,6 +213,21 @@ def test_the_files_of_a_foreign_base_are_compared(llama: Path, tmp_path: Path) -
     model.save_pretrained(source)
     with pytest.raises(UsageError, match="initial_weights"):
         train_study(recipe, tmp_path / "runs")
+
+
+def test_weights_of_the_hub_are_named_once_they_are_here(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their files, as those of a folder are: another commit of the same weights is the same base."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    stored = tmp_path / "models--me--tiny"
+    assert weights_sha256("me/tiny", {}) is None
+    for commit in ("abc", "def"):
+        shutil.copytree(llama, stored / "snapshots" / commit)
+        (stored / "refs").mkdir(exist_ok=True)
+        (stored / "refs" / "main").write_text(commit, encoding="utf-8")
+        assert weights_sha256("me/tiny", {}) == weights_sha256(str(llama), {})
+    assert weights_sha256("me/tiny", {"revision": "other"}) is None
 
 
 def test_a_finished_extension_outlives_its_base(

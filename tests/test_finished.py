@@ -13,6 +13,7 @@ from pe_study import card, cli, finished, runs, state
 from pe_study.checkpoints import load_causal_lm
 from pe_study.errors import CheckpointError, UsageError
 from pe_study.export import export
+from pe_study.forecast import describe
 from pe_study.run_files import RunFiles
 from pe_study.train import train_study
 
@@ -92,6 +93,13 @@ def test_a_damaged_run_is_trained_again(
     assert result.facts["weights_sha256"] == before
     assert "final/ is gone or damaged; trained again from its newest snapshot" in caplog.text
     assert finished.is_intact(run)
+
+
+def test_a_dry_run_says_that_a_damaged_run_is_trained_again(trained: Path, study: Path) -> None:
+    recipe = tiny_recipe(trained, "train.keep_at=[0.5]")
+    assert "done, will be skipped" in describe(recipe, study.parent, {})
+    damage(study / "rope-s0", "bit")
+    assert "done, but final/ is damaged: will be trained again" in describe(recipe, study.parent, {})
 
 
 @pytest.mark.parametrize("how", HOW)
