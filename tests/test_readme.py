@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,16 @@ data: {corpus: texts}
 train: {length: 16, batch_tokens: 256, steps: 3, lr: 1e-3, warmup_steps: 1}
 eval: {name: short, lengths: [1x, 2x], num_documents: 2, rescales: [none, "yarn:auto"]}
 """
+# A checkpoint and lengths in the proportions of SmolLM2's, every number divided by 256: two lengths lie below
+# the positions of the checkpoint, as 2k and 4k do.
+SHRUNK = 256
+POSITIONS = 8192 // SHRUNK
+SHORT = ",".join(str(int(length) * 1024 // SHRUNK) for length in ("2", "4", "8", "16", "32"))
+# What a command says beside its result: a line that a part of the command goes with.
+SAID = {
+    f"--lengths {SHORT}": "pe-study: warning: protocols: sliding: stride 0.5x is 16 tokens, cut to 8, "
+    "the shortest length (there it is nonoverlapping)\n"
+}
 # What a reader types, and what the test runs in its place.
 STAND_INS = {
     "accelerate launch -m pe_study": "pe-study",
@@ -35,13 +48,14 @@ STAND_INS = {
     "tuned:demo": "tuned:tiny",
     "runs/eval/HuggingFaceTB--SmolLM2-135M": "runs/eval/checkpoint",
     "HuggingFaceTB/SmolLM2-135M": "checkpoint",
-    "--lengths 2k,4k,8k,16k,32k": "--lengths 32,64 --corpus texts --num-documents 2",
+    "--lengths 2k,4k,8k,16k,32k": f"--lengths {SHORT} --corpus texts --num-documents 2",
     "rope alibi t5 --lengths 128,2k --peers": "rope --lengths 16 --phases eval --rounds 1 --no-memory",
     "recipes/small.yaml": "tiny.yaml",
     " --executor slurm --jobs 8 --slurm slurm_partition=gpu,timeout_min=600": "",
     "train.lr=3e-4": "name=changed train.lr=3e-4",
     "mine": "alibi",
     "pe-study report": "pe-study report --view brief.yaml",
+    "evals/tasks": f"{ROOT / 'evals' / 'tasks'} --limit 1 --output_path lm",
 }
 
 
@@ -68,7 +82,9 @@ def _save_checkpoint(folder: Path) -> None:
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=257, max_position_embeddings=32, **sizes)).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(vocab_size=257, max_position_embeddings=POSITIONS, **sizes)).save_pretrained(
+        folder
+    )
     load_tokenizer(DataSpec(), None).save(folder)
 
 
@@ -92,14 +108,41 @@ def test_the_commands_run(
             code = cli.main(argv)
             printed = capsys.readouterr()
             assert code == 0, f"{command}\n{printed.err}"
-            assert printed.err == "", command
+            assert printed.err == "".join(line for part, line in SAID.items() if part in command), command
             ran += 1
-    assert ran >= 10
+        elif argv[:2] == ["-m", "pe_study.lm_eval"]:
+            _run_lm_eval(argv[1:], monkeypatch)
+            assert "pe_passkey" in capsys.readouterr().out
+            ran += 1
+        else:
+            assert (program, *argv[:2]) in {("make", *argv[:2]), ("python", "-m", "pytest")}, command
+    assert ran >= 11
     assert (desk / "runs/tiny/rope-s0/DONE").is_file()
     assert (desk / "runs/tiny/eval/short/results.parquet").is_file()
     assert (desk / "runs/eval/checkpoint/results.json").is_file()
     assert (desk / "reports/tiny/index.html").is_file()
     assert (desk / "reports/checkpoint/report.md").is_file()
+    [path] = (desk / "lm").rglob("results_*.json")
+    measured = json.loads(path.read_text(encoding="utf-8"))
+    assert measured["n-samples"]["pe_passkey"]["effective"] == 1
+    assert measured["config"]["task_lengths"] == {"pe_passkey": 1024}
+
+
+def _run_lm_eval(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m pe_study.lm_eval` in this process; what lm-eval warns of is its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pe_study import lm_eval
+
+        monkeypatch.setattr(sys, "argv", argv)
+        assert lm_eval.main() == 0
+
+
+def test_the_checkpoint_has_the_proportions_of_the_one_that_is_named() -> None:
+    """2k to 32k beside 8192 positions: lengths below, at and above them."""
+    lengths = [int(length) for length in SHORT.split(",")]
+    assert [length / POSITIONS for length in lengths] == [0.25, 0.5, 1, 2, 4]
+    assert "SmolLM2-135M --lengths 2k,4k,8k,16k,32k" in README
 
 
 def test_python_in_the_readme_is_the_public_surface() -> None:
