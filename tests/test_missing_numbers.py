@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study import cautions, comparisons, control_effects, findings, outcomes, page_tables, tables, verdicts
+from pe_study import (
+    cautions,
+    comparisons,
+    control_effects,
+    findings,
+    outcomes,
+    page_tables,
+    report,
+    tables,
+    verdicts,
+)
 from pe_study.comparisons import Comparison
 from pe_study.verdicts import Verdict
 
@@ -327,3 +338,24 @@ def test_what_a_table_speaks_of_is_named_by_label_within_a_study() -> None:
         said
         == "nope (synthetic): new seeds and new documents; rope (synthetic): these weights on new documents"
     )
+
+
+def test_a_page_of_missing_cells(tmp_path: Path) -> None:
+    """Three seeds, of which one lacks a length, one is lost at another and one explodes, draw and say so."""
+    rows = synthetic.rows(
+        encodings=["nope", "rope", "t5"],
+        seeds=(0, 1, 2),
+        lengths=(64, 128, 256),
+        protocols=("nonoverlapping", "exact-context"),
+        rescales=("none",),
+        num_documents=3,
+    )
+    rows = rows[~where(rows, label="rope", seed=2, length=128)]
+    rows = synthetic.with_status(rows, "oom", label="nope", seed=0, length=256)
+    rows.loc[where(rows, label="t5", seed=1, length=256), "nll_sum"] = np.inf
+    report.build([synthetic.write_study(tmp_path / "runs", rows)], tmp_path / "out", formats=())
+    text = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert "rope</strong>: nothing is said past the training length, for it has no number at 128" in text
+    assert "no finite loss at 256 (seed 1)" in text
+    assert "256: oom, seed 0" in text
+    assert "Encodings were not compared at 512 (8× the training length of 64)" in text
