@@ -80,8 +80,10 @@ class Canvas:
         return [fitted(name, inches, self.points) for name in names]
 
     def xlabel(self, axes: Axes, text: str) -> None:
-        """What a panel's axis is, in two lines where it is wider than the panel."""
-        inches = axes.get_position().width * self.sheet.get_figwidth() + 0.2
+        """What a panel's axis is, in two lines where it would leave the sheet."""
+        box, width = axes.get_position(), self.sheet.get_figwidth()
+        middle = (box.x0 + box.x1) / 2
+        inches = 2 * min(middle, 1 - middle) * width
         axes.set_xlabel(fitted(text, inches, self.points, lines=2))
 
     def has_room(self, texts: Sequence[str]) -> bool:

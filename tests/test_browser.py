@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
@@ -56,6 +57,20 @@ window.addEventListener("load", () => {
   button.click();
   seen.descending = column();
   seen.sort = table.tHead.rows[0].cells[1].getAttribute("aria-sort");
+  seen.sorted = [...document.querySelectorAll("table.sortable")].flatMap((one) =>
+    [...one.tHead.rows[0].cells].map((head, place) => {
+      head.querySelector("button").click();
+      const rows = [...one.tBodies[0].rows].map((row) => row.cells[place].textContent.trim());
+      return [one.getAttribute("aria-labelledby"), head.textContent.trim(), rows];
+    }));
+  const scrolled = [...document.querySelectorAll(".scroll")].filter((e) => e.scrollWidth > e.clientWidth);
+  const stuck = scrolled.map((e) => e.querySelector("tbody th").getBoundingClientRect().width);
+  seen.names = stuck.map((width) => width / document.documentElement.clientWidth);
+  const folded = [...document.querySelectorAll("details")];
+  window.dispatchEvent(new Event("beforeprint"));
+  seen.printed = folded.map((one) => one.open);
+  window.dispatchEvent(new Event("afterprint"));
+  seen.after_print = folded.map((one) => one.open);
   const filter = document.querySelector(".filter input");
   if (filter) {
     filter.value = "alibi";
@@ -87,10 +102,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report.build([synthetic.write_study(folder / "runs", rows)], folder / "out", formats=())
 
 
-def browse(page: Path, tmp_path: Path, *options: str) -> tuple[dict, str]:
-    """What the probe saw, and what Chromium logged."""
+def browse(page: Path, tmp_path: Path, *options: str, metrics: bool = True) -> tuple[dict, str]:
+    """What the probe saw, and what Chromium logged; metrics: whether to choose another one and a protocol."""
     copy = tmp_path / "page.html"
-    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", PROBE), encoding="utf-8")
+    probe = PROBE if metrics else re.sub(r"  document.getElementById.*\n", "", PROBE)
+    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", probe), encoding="utf-8")
     command = [
         str(CHROMIUM),
         *QUIET,
@@ -122,3 +138,51 @@ def test_the_page_works(page: Path, tmp_path: Path, width: int) -> None:
     assert all("alibi" in name for name in seen["filtered"])
     assert (seen["unnamed"], seen["small"]) == (0, 0)
     assert seen["width"] <= max(width, 500)  # headless windows are at least 500 wide
+    assert len(seen["printed"]) >= 1
+    assert all(seen["printed"])
+    assert not any(seen["after_print"])
+
+
+@needs_chromium
+def test_intervals_sort_by_their_number(page: Path, tmp_path: Path) -> None:
+    """Every column whose words begin with numbers, negative ones too, in every table."""
+    seen, _ = browse(page, tmp_path, "--window-size=1280,900")
+    columns = {}
+    for name, head, texts in seen["sorted"]:
+        numbers = [_leading(text) for text in texts if text != "\u2013"]
+        if len(set(numbers)) > 1 and None not in numbers:
+            columns[name, head] = numbers
+    assert all(numbers == sorted(numbers) for numbers in columns.values())
+    heads = {head for _, head in columns}
+    assert {"difference and 95 % interval, nats", "C: early tokens", "change at the longest, nats"} <= heads
+    assert min(columns["table-comparisons", "difference and 95 % interval, nats"]) < 0
+
+
+def _leading(text: str) -> float | None:
+    found = re.match(r"[+-]?\d[\d,]*(?:\.\d+)?", text)
+    return float(found[0].replace(",", "")) if found else None
+
+
+@needs_chromium
+def test_long_names_leave_room_for_numbers(tmp_path: Path) -> None:
+    """Two checkpoints of long names in a window as narrow as a phone's: numbers are in sight."""
+    rows = synthetic.rows(
+        encodings=["nope", "rope"],
+        lengths=(64, 128),
+        num_documents=3,
+        protocols=("nonoverlapping",),
+        rescales=("none",),
+    )
+    names = [f"organisation-{n}/a-checkpoint-of-a-name-that-is-long-and-never-ends" for n in range(2)]
+    folders = [
+        synthetic.write_study(tmp_path / f"{n}", rows.assign(study=f"study-{n}-" + "of-a-long-name" * 4))
+        for n in range(2)
+    ]
+    for folder, name in zip(folders, names, strict=True):
+        path = folder / "eval" / "length" / "results.parquet"
+        pd.read_parquet(path).replace({"label": {"rope": name}}).to_parquet(path)
+    page = report.build(folders, tmp_path / "out", formats=())
+    seen, _ = browse(page, tmp_path, "--window-size=500,900", metrics=False)
+    assert seen["names"]  # of tables that scroll sideways
+    assert max(seen["names"]) <= 0.45
+    assert seen["width"] <= 500
