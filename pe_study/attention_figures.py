@@ -47,7 +47,8 @@ def by_position(rows: pd.DataFrame) -> pd.DataFrame:
     """Unrescaled, at the longest length of a study: each measure by label and position, over layers, heads
     and seeds.
 
-    Means (of entropy and mass, weighted by queries) and the largest of the largest logits.
+    Means (of entropy and mass, weighted by queries) and the largest of the largest logits; nan where no query
+    has an entropy ratio, since it sees one key, or a far key.
     """
     own = rows[(rows["rescale"] == "none") & rows["distance_lo"].isna()]
     own = own[own["length"] == own.groupby("study")["length"].transform("max")]
@@ -55,26 +56,32 @@ def by_position(rows: pd.DataFrame) -> pd.DataFrame:
     weight = own["num_queries"].where(own["num_queries"] > 0, 1)
     work = own.assign(
         weight=weight,
+        several=weight.where(own["entropy_ratio"].notna()),
         entropy_ratio=own["entropy_ratio"] * weight,
         mass_beyond=own["mass_beyond"] * weight,
         far=weight.where(own["mass_beyond"].notna()),
     )
     found = work.groupby(keys, dropna=False, sort=False).agg(
-        entropy_ratio=("entropy_ratio", "sum"),
+        entropy_ratio=("entropy_ratio", lambda ratio: ratio.sum(min_count=1)),
         max_logit=("max_logit", "max"),
         mass_beyond=("mass_beyond", lambda mass: mass.sum(min_count=1)),
-        weight=("weight", "sum"),
+        several=("several", "sum"),
         far=("far", "sum"),
         num_heads=("head", "size"),
     )
     return (
         found.assign(
-            entropy_ratio=found["entropy_ratio"] / found["weight"],
+            entropy_ratio=found["entropy_ratio"] / found["several"],
             mass_beyond=found["mass_beyond"] / found["far"],
         )
-        .drop(columns=["weight", "far"])
+        .drop(columns=["several", "far"])
         .reset_index()
     )
+
+
+def most_in_sight(rows: pd.DataFrame) -> pd.Series:
+    """The most keys that a query of each bin sees: a bin may reach past the window, no query does."""
+    return (rows["position_hi"] - 1).clip(upper=rows["length"])
 
 
 def position_figure(rows: pd.DataFrame, looks: Looks) -> Figure | None:
@@ -93,7 +100,7 @@ def position_figure(rows: pd.DataFrame, looks: Looks) -> Figure | None:
         panels = canvas.axes(len(shown) // across, across, titled=True)
         for axes, (name, title) in zip(panels, shown.items(), strict=True):
             edges = sorted(set(found["position_lo"].clip(lower=1)))
-            axes.set_xlim(math.log2(edges[0]) - 0.3, math.log2(found["position_hi"].max()) + 0.1)
+            axes.set_xlim(math.log2(edges[0]) - 0.3, math.log2(most_in_sight(found).max()) + 0.1)
             ticks = edges[:: math.ceil(len(edges) / 5)]
             axes.set_xticks([math.log2(tick) for tick in ticks], [f"{int(tick):,}" for tick in ticks])
             axes.set_xlabel("keys in sight")
@@ -122,7 +129,7 @@ def _lines(found: pd.DataFrame, name: str, looks: Looks, several: bool) -> list[
     lines = []
     studies = list(dict.fromkeys(found["study"]))
     for (study, label), part in found.groupby(["study", "label"], sort=False):
-        middle = np.sqrt(part["position_lo"].clip(lower=1) * (part["position_hi"] - 1).clip(lower=1))
+        middle = np.sqrt(part["position_lo"].clip(lower=1) * most_in_sight(part).clip(lower=1))
         title = f"{label}, {study}" if several else str(label)
         look = palette.dashed(looks[label], studies.index(study))
         lines.append(Line(title, np.log2(middle.to_numpy(float)), part[name].to_numpy(float), look))
@@ -145,6 +152,9 @@ def heads_figure(rows: pd.DataFrame, run: str | None = None, study: str = "") ->
     chosen = run if run in set(placed["run"]) else next(iter(placed["run"]), None)
     own = placed[placed["run"] == chosen]
     own = own[own["length"] == own["length"].max()]
+    # The bin that begins with the last query of a window holds that one alone: one query a document.
+    fuller = own[own["position_lo"] < own["length"]]
+    own = own if fuller.empty else fuller
     own = own[own["position_lo"] == own["position_lo"].max()]
     if own.empty:
         return None
@@ -155,7 +165,7 @@ def heads_figure(rows: pd.DataFrame, run: str | None = None, study: str = "") ->
     table = table.loc[list(dict.fromkeys(own["head_name"]))]
     ends = own.groupby("distance_lo")["distance_hi"].max()
     columns = [_span(int(low), int(ends[low]) - 1) for low in table.columns]
-    first = own.iloc[0]
+    first, most = own.iloc[0], most_in_sight(own).iloc[0]
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes()[0]
@@ -168,7 +178,7 @@ def heads_figure(rows: pd.DataFrame, run: str | None = None, study: str = "") ->
         name=suffixed(f"attention-heads-{slug(str(chosen))}", study),
         title=titled(f"{chosen}: attention mass by distance and head", study),
         caption=f"Per cent of the attention of each head on keys at a distance, for queries with "
-        f"{int(first['position_lo']):,} to {int(first['position_hi']) - 1:,} keys in sight, in windows of "
+        f"{_span(int(first['position_lo']), int(most), ' to ')} keys in sight, in windows of "
         f"{int(first['length']):,} tokens; {trained(own['train_length'])}; "
         f"corpus {first['corpus']}.",
         alt="; ".join(
@@ -181,5 +191,5 @@ def heads_figure(rows: pd.DataFrame, run: str | None = None, study: str = "") ->
     )
 
 
-def _span(low: int, high: int) -> str:
-    return f"{low:,}" if low >= high else f"{low:,}\u2013{high:,}"
+def _span(low: int, high: int, to: str = "\u2013") -> str:
+    return f"{low:,}" if low >= high else f"{low:,}{to}{high:,}"

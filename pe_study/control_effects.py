@@ -47,14 +47,14 @@ def effects(rows: pd.DataFrame, controls: pd.DataFrame, protocol: str) -> list[E
     return found
 
 
-def sentences(found: Sequence[Effect]) -> list[str]:
-    """A sentence a study, control and length."""
+def sentences(found: Sequence[Effect], protocol: str = "") -> list[str]:
+    """A sentence a study, control and length; `protocol` is named where it is not that of the page."""
     said = []
     several = len({one.study for one in found}) > 1
     for study, control, length in dict.fromkeys((one.study, one.control, one.length) for one in found):
         group = [one for one in found if (one.study, one.control, one.length) == (study, control, length)]
         values = "; ".join(f"{one.label} {_text(one.interval)}" for one in group)
-        where = f" in {study}" if several else ""
+        where = (f" in {study}" if several else "") + (f" under {protocol}" if protocol else "")
         runs = ", in these runs," if max(one.num_seeds for one in group) == 1 else ""
         said.append(
             f"**{control}**{where} at {length:,} changes the loss{runs} by {values} nats. Above zero: what "

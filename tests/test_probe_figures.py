@@ -63,7 +63,32 @@ def test_the_effect_of_a_control_is_measured_on_the_same_documents() -> None:
     assert control_effects.effects(plain(), controlled(), "sliding") == []
     other_seed = controlled().assign(seed=1)
     both = pd.concat([controlled(), other_seed])
-    assert control_effects.effects(plain(), both, "nonoverlapping") == []
+    assert [one.num_seeds for one in control_effects.effects(plain(), both, "nonoverlapping")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("control", "said"),
+    [
+        (
+            "attention_window=32",
+            "attention_window hides all but the last 32 keys of each query. Where",
+        ),
+        ("shuffle_positions", "shuffle_positions permutes the positions of a window, its text stays. Where"),
+        (
+            "far_context=shuffled",
+            "far_context replaces the text farther back than the training length. Where",
+        ),
+    ],
+)
+def test_a_caption_says_what_its_controls_do_and_no_other(control: str, said: str) -> None:
+    curves = control_figures.control_curves(
+        tables.length_curves(plain()), controlled().assign(control=control)
+    )
+    figure = control_figures.control_figure(curves, "nll", "nonoverlapping")
+    assert figure is not None
+    assert said in figure.caption
+    kinds = {"attention_window", "shuffle_positions", "far_context"} - {control.partition("=")[0]}
+    assert not any(kind in figure.caption for kind in kinds)
 
 
 # --- over training ---------------------------------------------------------------------------------------
@@ -145,6 +170,37 @@ def test_lost_and_controlled_rows_are_left_out() -> None:
     everything = attention_figures.plain(pd.concat([kept, lost, other]))
     assert attention_figures.by_position(everything)["entropy_ratio"].max() == pytest.approx(0.75)
     assert attention_figures.position_figure(attention_figures.plain(lost), LOOKS) is None
+
+
+def small_windows() -> pd.DataFrame:
+    """Windows of 128 tokens: the first query sees one key and has no entropy, the last, 128 keys, a bin."""
+    records = []
+    one = {"study": "synthetic", "run": "nope-s0", "model": "nope", "label": "nope", "encoding": "nope"}
+    one |= {"rescale": "none", "train_length": 64, "length": 128, "corpus": "stdlib", "status": "ok"}
+    for low, queries in ((1, 2), (2, 4), (64, 128), (128, 2)):
+        place = one | {"layer": 0, "head": 0, "position_lo": low, "position_hi": 2 * low}
+        place["num_queries"] = queries
+        ratio = None if low == 1 else 0.5
+        records.append(place | {"entropy_ratio": ratio, "max_logit": 1.0, "mass_beyond": 0.1})
+        records.append(place | {"distance_lo": 0, "distance_hi": 64, "mass": 0.7 if low == 64 else 0.2})
+    return attention_figures.plain(rows.make_rows(records, rows.DIAGNOSTICS_COLUMNS))
+
+
+def test_a_query_that_sees_one_key_has_no_entropy() -> None:
+    found = attention_figures.by_position(small_windows()).set_index("position_lo")["entropy_ratio"]
+    assert math.isnan(found[1])
+    assert found[[2, 64, 128]].tolist() == [0.5] * 3
+
+
+def test_no_query_sees_more_keys_than_a_window_has() -> None:
+    """The last query of a window begins a bin: it is placed where it is, and heads rest on the bin before."""
+    frame = small_windows()
+    (line,) = attention_figures._lines(attention_figures.by_position(frame), "max_logit", LOOKS, False)
+    assert line.x[-1] == pytest.approx(7)
+    heads = attention_figures.heads_figure(frame)
+    assert heads is not None
+    assert "64 to 127 keys in sight, in windows of 128 tokens" in heads.caption
+    assert heads.table["mass"].tolist() == [0.7]
 
 
 def test_heads_of_a_chosen_run() -> None:
