@@ -128,7 +128,7 @@ class Updater:
     def backward(self, step: int) -> tuple[Tensor, bool]:
         """Leave the gradient of the step's mean loss in `.grad`. Returns this process's part of that loss,
         and whether it ran out of memory (then neither means anything)."""
-        torch.manual_seed(dropout_seed(self.seed, self.accelerator.process_index, step))
+        seed_dropout(dropout_seed(self.seed, self.accelerator.process_index, step), self.accelerator.device)
         parts = [self.load(step, slots) for slots in self.micro_batches()]
         num_targets = self._count_targets(parts)
         loss = torch.zeros((), device=self.accelerator.device)
@@ -279,6 +279,15 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 def dropout_seed(seed: int, process: int, step: int) -> int:
     """A seed for the dropout of one process at one step: all distinct, none to save (case 48)."""
     return int(np.random.SeedSequence([seed, process, step]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def seed_dropout(seed: int, device: torch.device) -> None:
+    """What `torch.manual_seed` does; on a CPU that takes milliseconds to note where it was called from, for
+    GPUs that are not there."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def micro_batches(num_slots: int, *, rank: int, num_processes: int, size: int) -> list[list[int]]:

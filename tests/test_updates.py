@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pe_study.errors import NonFiniteLossError, UsageError
 from pe_study.schedules import learning_rate
-from pe_study.updates import PADDING, Updater, dropout_seed, micro_batches
+from pe_study.updates import PADDING, Updater, dropout_seed, micro_batches, seed_dropout
 
 
 def gradients(updater: Updater) -> dict[str, Tensor]:
@@ -212,6 +212,13 @@ def test_dropout_differs_by_seed_process_and_step() -> None:
     seeds = {dropout_seed(seed, rank, step) for seed in range(5) for rank in range(8) for step in range(50)}
     assert len(seeds) == 5 * 8 * 50
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_dropout_is_seeded_as_torch_does_it() -> None:
+    torch.manual_seed(2**40 + 3)
+    expected = torch.rand(5)
+    seed_dropout(2**40 + 3, torch.device("cpu"))
+    assert torch.equal(torch.rand(5), expected)
 
 
 def test_dropout_is_a_function_of_the_step(tmp_path: Path) -> None:
