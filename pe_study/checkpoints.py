@@ -22,7 +22,7 @@ from pe_study import attention, finished, hf_attention, hf_rope, hub, rope_scali
 from pe_study.declared import Declaration, declare
 from pe_study.errors import CheckpointError, PEStudyError, RescaleError, UsageError, did_you_mean
 from pe_study.frozen import follows_running_length as follows_running_length
-from pe_study.load_checks import check_causal, check_rescaled, check_weights
+from pe_study.load_checks import check_causal, check_kind, check_rescaled, check_weights
 from pe_study.position_tables import max_length as max_length
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,7 @@ class Checkpoint:
 
         with loading(self.source):
             config = AutoConfig.from_pretrained(self.name, **self.options)
+        check_kind(self.source, config)
         said = hf_rope.mismatch(config)
         if said:
             logger.warning("%s: %s", self.source, said)
@@ -182,6 +183,8 @@ class Checkpoint:
             attention.resolve(kernel, where, DTYPES[self.dtype], encoding, "causal")
         elif kernel not in HF_KERNELS:
             raise UsageError(f'unknown kernel "{kernel}"; {did_you_mean(kernel, HF_KERNELS)}')
+        else:
+            hf_attention.check_kernel(self.config, kernel, DTYPES[self.dtype])
 
     def load(
         self, rescale: str = "none", length: int | None = None, kernel: str = "auto", device_map: Any = None

@@ -25,6 +25,7 @@ from pe_study.rescales import logn_factor, parse
 PREFIX = "pe_study+"
 WINDOWED = ("eager", "sdpa")  # implementations whose mask is a matrix that more can be hidden in
 ROWS = 512  # queries at a time under a window
+_SUPPORT = {"sdpa": "_supports_sdpa", "flex": "_supports_flex_attn", "flash": "_supports_flash_attn"}
 _UNKNOWN = ("s_aux", "position_bias", "head_mask")  # arguments that change scores in ways not told here
 
 
@@ -65,6 +66,30 @@ def model_class(config: Any) -> Any:
 
     own = AutoModelForCausalLM._model_mapping.get(type(config), None)
     return own[0] if isinstance(own, tuple) else own
+
+
+def check_kernel(config: Any, kernel: str, dtype: torch.dtype) -> None:
+    """UsageError for a kernel that cannot run a checkpoint here, naming those that can; `auto` always can."""
+    can = _kernels(config, dtype)
+    if kernel not in ("auto", *can):
+        needs = " without flash-attn and a CUDA GPU" if kernel == "flash" and not _has_flash() else ""
+        raise UsageError(
+            f"kernel {kernel} cannot run {config.model_type} in {str(dtype).removeprefix('torch.')}{needs}; "
+            f"these can: {', '.join(can)}"
+        )
+
+
+def _kernels(config: Any, dtype: torch.dtype) -> list[str]:
+    own = model_class(config)
+    can = ["eager", *(name for name, flag in _SUPPORT.items() if getattr(own, flag, True))]
+    fits = _has_flash() and dtype in (torch.float16, torch.bfloat16)
+    return can if fits else [name for name in can if name != "flash"]
+
+
+def _has_flash() -> bool:
+    from transformers.utils import is_flash_attn_2_available, is_kernels_available
+
+    return is_flash_attn_2_available() or (is_kernels_available() and torch.cuda.is_available())
 
 
 def installed(model: Any) -> Hooks | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,16 @@ from pe_study.errors import RescaleError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "factor": ("a number of at least 1", lambda value: value >= 1),
+    "attention_factor": ("a positive number", lambda value: True),
+    "original_max_position_embeddings": (
+        "a whole number of at least 2",
+        lambda value: value >= 2 and value == int(value),
+    ),
+}
 
 
 def frequencies(
@@ -26,7 +37,7 @@ def frequencies(
     import torch
 
     content = read(file)
-    original = int(content.get("original_max_position_embeddings", original_length))
+    original = int(content.get("original_max_position_embeddings") or original_length)
     name = "long_factor" if length > original else "short_factor"
     if len(content[name]) != rotary_dim // 2:
         raise RescaleError(
@@ -34,15 +45,15 @@ def frequencies(
         )
     factors = torch.tensor(content[name], dtype=torch.float32)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
-    scale = float(content.get("factor", max(1.0, length / original)))
+    scale = float(content.get("factor") or max(1.0, length / original))
     computed = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
-    stated = content.get("attention_factor", computed) if attention_factor is None else attention_factor
+    stated = attention_factor or content.get("attention_factor") or computed
     return 1.0 / (factors * base**exponents), float(stated)
 
 
 def read(file: str) -> dict[str, Any]:
     """A JSON object with `short_factor` and `long_factor`; may state `factor`, `attention_factor` and
-    `original_max_position_embeddings`. RescaleError where it does not."""
+    `original_max_position_embeddings`, null as if it did not. RescaleError naming file and key."""
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -51,6 +62,10 @@ def read(file: str) -> dict[str, Any]:
         values = content.get(name) if isinstance(content, dict) else None
         if not isinstance(values, list) or not all(_is_positive(value) for value in values):
             raise RescaleError(f"{file}: {name} must be a list of positive numbers, one a rotated pair")
+    for name, (accepted, fits) in _NUMBERS.items():
+        value = content.get(name)
+        if value is not None and not (_is_positive(value) and fits(value)):
+            raise RescaleError(f"{file}: {name} must be {accepted} (or null), found {json.dumps(value)}")
     return content
 
 

@@ -189,6 +189,34 @@ def test_longrope_chooses_by_the_declared_length(tmp_path: Path) -> None:
     assert build(spec + ":attention_factor=1.5", dim=4, original=4096)[1] == 1.5
 
 
+NUMBERS = ("factor", "attention_factor", "original_max_position_embeddings")
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_null_in_a_longrope_file_is_as_if_it_were_not_there(name: str, tmp_path: Path) -> None:
+    """As a Hugging Face config may hold it."""
+    plain = build(longrope(tmp_path, short_factor=[1.0, 2.0], long_factor=[2.0, 3.0]), dim=4)
+    spec = longrope(tmp_path, short_factor=[1.0, 2.0], long_factor=[2.0, 3.0], **{name: None})
+    found = build(spec, dim=4)
+    assert torch.equal(found[0], plain[0]) and found[1] == plain[1] > 1
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", ["four", "4k", 0, -3, True, [4], {}, float("nan"), float("inf")])
+def test_other_numbers_of_a_longrope_file_are_named(name: str, value: object, tmp_path: Path) -> None:
+    spec = longrope(tmp_path, short_factor=[1.0, 2.0], long_factor=[2.0, 3.0], **{name: value})
+    with pytest.raises(RescaleError, match=rf"factors\d+\.json: {name} must be .* found ") as refusal:
+        build(spec, dim=4)
+    assert refusal.value.exit_code == 2 and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("factor", 0.5), (NUMBERS[2], 1), (NUMBERS[2], 64.5)])
+def test_numbers_that_no_formula_takes_are_refused(name: str, value: float, tmp_path: Path) -> None:
+    spec = longrope(tmp_path, short_factor=[1.0, 2.0], long_factor=[2.0, 3.0], **{name: value})
+    with pytest.raises(RescaleError, match=f"{name} must be a"):
+        build(spec, dim=4)
+
+
 def test_longrope_files_are_checked(tmp_path: Path) -> None:
     with pytest.raises(RescaleError, match="2 factors, this model rotates 32 pairs"):
         build(longrope(tmp_path))
