@@ -355,7 +355,7 @@ def test_a_page_of_missing_cells(tmp_path: Path) -> None:
     rows.loc[where(rows, label="t5", seed=1, length=256), "nll_sum"] = np.inf
     report.build([synthetic.write_study(tmp_path / "runs", rows)], tmp_path / "out", formats=())
     text = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
-    assert "rope</strong>: nothing is said past the training length, for it has no number at 128" in text
+    assert "has no number at 128 (not run, seed 2)" in text
     assert "no finite loss at 256 (seed 1)" in text
     assert "256: oom, seed 0" in text
     assert "Encodings were not compared at 512 (8× the training length of 64)" in text
