@@ -2,7 +2,9 @@
 
 The same decoder of 8 layers, width 512, is trained in turn by the plain forward, backward, clip and fused
 AdamW, and by the trainer with everything on: batches, seeds, agreement, checks, a metrics line at every step.
-The figures are processor time on one thread, which other programs on the machine disturb least.
+The figures are processor time on one thread, which other programs on the machine disturb least. Snapshots
+(weights and moments written, hashed, flushed to the disk, read back) are a second figure, in seconds on the
+clock, since they wait for the disk: one of them shared out over the steps between two.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from pathlib import Path
 import torch
 from tiny import make_updater, tiny_recipe
 
+from pe_study import snapshots, state
 from pe_study.run_log import RunLog
 from pe_study.updates import Updater
 
@@ -29,10 +32,23 @@ def bare_step(updater: Updater, ids_BT: torch.Tensor, targets_BT: torch.Tensor) 
     updater.optimizer.optimizer.zero_grad()
 
 
+def snapshot_seconds(updater: Updater, folder: Path) -> float:
+    """How long one snapshot takes on the clock: the median of three."""
+    seconds = []
+    for step in range(1, 4):
+        began = time.perf_counter()
+        optimizer = state.optimizer_state(updater.model, updater.optimizer)
+        parts = {"model": state.weights(updater.model), "optimizer": optimizer}
+        snapshots.save(folder, {"step": step}, parts, keep=2)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=8, help="of each kind")
     parser.add_argument("--tokens", type=int, default=1024, help="a step")
+    parser.add_argument("--snapshot-every", type=int, default=100, help="steps, as base.yaml says")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
@@ -51,12 +67,19 @@ def main() -> None:
             between = time.process_time()
             update = updater.update(step)
             log.tick(time.process_time() - between)
-            log.log(step + 1, update, {})
+            log.write(log.row(step + 1, update))
             bare.append(between - began)
             ours.append(time.process_time() - between)
         log.__exit__(None, None, None)
+        saving = snapshot_seconds(updater, folder / "snapshots")
     off, on = statistics.median(bare[1:]), statistics.median(ours[1:])
     print(f"bare {off * 1e3:.1f} ms, trainer {on * 1e3:.1f} ms a step: {100 * (on / off - 1):+.2f} %")
+    every = arguments.snapshot_every
+    each = saving / every
+    print(
+        f"a snapshot {saving * 1e3:.0f} ms, every {every} steps: {100 * each / off:+.2f} %, "
+        f"with the trainer {100 * ((on + each) / off - 1):+.2f} %"
+    )
 
 
 if __name__ == "__main__":
