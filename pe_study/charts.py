@@ -87,7 +87,7 @@ def differences_figure(
             named_rows(axes, labels, names=canvas.narrow or place == 0)
             _forest(axes, here, labels, looks, canvas)
             axes.set_title(f"length {length:,}")
-            short = fitted(against, 1.2, canvas.points, lines=1)
+            short = fitted(str(against), 1.2, canvas.points, lines=1)
             if place == named:
                 canvas.xlabel(axes, f"loss minus that of {short}, nats")
 
