@@ -23,6 +23,7 @@ from transformers import (
 
 from pe_study import hf_rope, rescales, rope_scaling
 from pe_study.checkpoints import open_checkpoint
+from pe_study.evaluators import evaluation
 from pe_study.model import PEStudyConfig, PEStudyForCausalLM
 
 ORIGINAL, LENGTH = 2048, 8192
@@ -251,3 +252,17 @@ def test_a_factor_of_one_is_bit_equal_at_many_sizes(dim, base, spec):
             ),
         ):
             assert torch.equal(found[0], rope_scaling.unscaled(dim, base)) and found[1] == 1.0
+
+
+def test_cells_whose_options_were_read_otherwise_are_measured_again():
+    for spec in (
+        "none",
+        "linear:4",
+        "yarn:4",
+        "yarn:auto",
+        "yarn:4:beta_fast=8",
+        "llama3:8:low_freq_factor=2",
+    ):
+        assert evaluation.factors_of(spec) == {}
+    for spec in ("yarn:auto:attention_factor=1", "yarn:4:truncate=false"):
+        assert evaluation.factors_of(spec) == {"options": 2}
