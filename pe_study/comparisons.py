@@ -244,13 +244,15 @@ def _decompose(
     windowed: Losses, exact: Losses, start: int, names: tuple[str, str], same: bool
 ) -> list[Decomposition]:
     found = []
-    for length in sorted(int(n) for n in windowed.nll.index.unique("length") if n > start):
+    for length in sorted(n for n in windowed.nll if n > start):
         totals, contexts = (difference(side.at(length), side.at(start)) for side in (windowed, exact))
-        early = contrast(difference(totals, contexts), windowed.tokens)
+        shared = difference(totals, contexts)
+        early = contrast(shared, windowed.tokens)
         if early is None:
             continue
-        places = list(early.seeds), difference(totals, contexts).columns
-        total_SD, context_SD = (side.loc[places].to_numpy(dtype=np.float64) for side in (totals, contexts))
+        total_SD, context_SD = (
+            side.loc[shared.index, shared.columns].to_numpy(dtype=np.float64) for side in (totals, contexts)
+        )
         found.append(
             Decomposition(
                 study=names[0],

@@ -20,15 +20,18 @@ NOT_FINITE = "no finite loss"
 NOT_RUN = "not run"
 
 
+_NOTHING = pd.DataFrame(index=pd.Index([], dtype="int64"), dtype="float64")
+
+
 @dataclass(frozen=True)
 class Losses:
     """Mean loss of one series in nats per target.
 
-    `nll` has a row a (length, seed) with a number and a column a document, nan where it was not measured;
+    `nll` has, by length, a row a seed with a number and a column a document, nan where it was not measured;
     `tokens` the targets of each document; `lost` the (length, seed) without a number, and why.
     """
 
-    nll: pd.DataFrame
+    nll: Mapping[int, pd.DataFrame]
     tokens: pd.Series
     lost: Mapping[tuple[int, int], str]
     seeds: tuple[int, ...]
@@ -39,8 +42,7 @@ class Losses:
 
     def at(self, length: int) -> pd.DataFrame:
         """The loss of each seed (rows) on each document (columns); empty where there is none."""
-        here = self.nll.index.get_level_values("length") == length
-        return self.nll[here].droplevel("length")
+        return self.nll.get(length, _NOTHING)
 
     def why(self, length: int) -> dict[int, str]:
         """The seeds without a number at `length`, and why: a status, not finite, or not run."""
@@ -81,8 +83,9 @@ def read_losses(rows: pd.DataFrame) -> Losses:
         **dict.fromkeys(infinite, NOT_FINITE),
         **{key: str(status) for key, status in statuses.items()},
     }
+    known = nll[~nll.index.isin(list(lost))]
     return Losses(
-        nll=nll[~nll.index.isin(list(lost))],
+        nll={int(length): part.droplevel("length") for length, part in known.groupby("length")},
         tokens=sums["num_tokens"].groupby("document", observed=True).max().astype("float64"),
         lost={(int(length), int(seed)): why for (length, seed), why in lost.items()},
         seeds=tuple(sorted({int(seed) for _, seed in seen.index})),
@@ -91,6 +94,10 @@ def read_losses(rows: pd.DataFrame) -> Losses:
 
 def difference(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
     """left - right, (seeds, documents): the seeds of both, and documents that all of those have in both."""
+    if left.index.equals(right.index) and left.columns.equals(right.columns):
+        value_SD = left.to_numpy() - right.to_numpy()
+        if value_SD.size and not np.isnan(value_SD).any():
+            return pd.DataFrame(value_SD, left.index, left.columns)
     both = left - right
     return both.dropna(how="all").dropna(axis=1)
 
