@@ -1,5 +1,7 @@
 """Plans: lengths, protocols with their own options, and flags on top."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
