@@ -26,6 +26,7 @@ def cautions(studies: Sequence[Study], rows: pd.DataFrame, curves: pd.DataFrame)
         *likeness.cautions(rows),
         *_kernels(rows),
         *_nothing_slid(rows),
+        *_means_of_windows(studies),
         *_packing(studies),
         *_short_context(studies),
         *_seen(studies),
@@ -156,6 +157,21 @@ def _nothing_slid(rows: pd.DataFrame) -> list[str]:
         if len(still)
         else []
     )
+
+
+def _means_of_windows(studies: Sequence[Study]) -> list[str]:
+    """Evaluations that asked for another mean than the page's."""
+    plans = {
+        f"{study.name}, plan {one.plan}"
+        for study in studies
+        for one in study.evaluations
+        if ((one.summary.get("config") or {}).get("plan") or {}).get("aggregation") == "yarn"
+    }
+    return [
+        f"{name}: evaluated with aggregation yarn, the mean of window means; this page weights by tokens, "
+        "results.json has the other."
+        for name in sorted(plans)
+    ]
 
 
 def _packing(studies: Sequence[Study]) -> list[str]:

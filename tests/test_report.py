@@ -167,6 +167,19 @@ def test_windows_that_never_slid_are_reported(tmp_path: Path) -> None:
     assert "sliding at 512: every document fits one window, so nothing slid." in summary["warnings"]
 
 
+def test_another_mean_than_the_page_s_is_said(tmp_path: Path) -> None:
+    """Case of aggregation yarn: results.json holds means of windows, the page weights by tokens."""
+    folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**SMALL))
+    summary = folder / "eval" / "length" / "results.json"
+    for aggregation in ("token", "yarn"):
+        content = json.loads(summary.read_text(encoding="utf-8"))
+        content["config"]["plan"]["aggregation"] = aggregation
+        summary.write_text(json.dumps(content), encoding="utf-8")
+        report.build([folder], tmp_path / aggregation, formats=())
+        said = json.loads((tmp_path / aggregation / "report.json").read_text(encoding="utf-8"))["warnings"]
+        assert any("evaluated with aggregation yarn" in line for line in said) == (aggregation == "yarn")
+
+
 def test_a_loss_past_exp_stays_a_page(tmp_path: Path) -> None:
     """case 34: NLL 710 is kept, its perplexity is null with a flag, the JSON is strict."""
     rows = synthetic.rows(**SMALL)
