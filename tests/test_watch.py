@@ -121,7 +121,7 @@ def test_runs_of_the_recipe_that_have_not_started_are_named(tmp_path: Path) -> N
     assert not progress.is_finished(study)
     page = report.build([folder], tmp_path / "out", formats=()).read_text(encoding="utf-8")
     assert "synthetic: 2 of 4 runs have not started: alibi-s0, t5-s0." in page
-    assert re.search(r'<th scope="row">t5-s0</th><td>synthetic</td><td>not started</td>', page)
+    assert re.search(r'<th scope="row"><span>t5-s0</span></th><td>synthetic</td><td>not started</td>', page)
     said = listing.listed("runs", tmp_path / "runs")
     assert re.search(r"synthetic/alibi-s0 +not started", said)
     assert said.count("not started") == 2
