@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -98,6 +98,11 @@ def alternative(shown: pd.DataFrame, metric: str, *, by: str = "label", what: st
 def slug(name: str) -> str:
     """A label as a part of file names and ids: "HuggingFaceTB/SmolLM2" is "HuggingFaceTB-SmolLM2"."""
     return re.sub(r"[^\w.+-]+", "-", name)
+
+
+def joined(words: Sequence[str]) -> str:
+    """ "a, b and c"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def listed(numbers: Iterable[float]) -> str:

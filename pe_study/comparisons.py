@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from pe_study import stats
-from pe_study.captions import listed
+from pe_study.captions import joined, listed
 from pe_study.losses import NOT_FINITE, Losses, contrast, difference, read_losses
 from pe_study.stats import Interval, Variance, own_interval
 from pe_study.tables import LATE
@@ -171,8 +171,7 @@ def _strangers(family: pd.DataFrame, where: str) -> list[str]:
 
 
 def _times(numbers: Sequence[int]) -> str:
-    names = [f"{number}\u00d7" for number in numbers]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return joined([f"{number}\u00d7" for number in numbers])
 
 
 def _adjusted(one: Comparison, p_holm: float) -> Comparison:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from pe_study import stats
+from pe_study.captions import joined
 from pe_study.stats import Array, Interval, Variance
 from pe_study.tables import LOST
 
@@ -124,4 +125,4 @@ def reasons(why: Mapping[int, str], num_seeds: int) -> str:
 def numbered(seeds: Iterable[int]) -> str:
     """ "seed 2", "seeds 0 and 1"."""
     names = [str(seed) for seed in sorted(seeds)]
-    return f"seed {names[0]}" if len(names) == 1 else f"seeds {', '.join(names[:-1])} and {names[-1]}"
+    return f"seed{'s' * (len(names) > 1)} {joined(names)}"

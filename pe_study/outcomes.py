@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from pe_study.captions import listed
+from pe_study.captions import joined, listed
 from pe_study.comparisons import Comparison
 from pe_study.stats import Interval
 from pe_study.verdicts import DELTA, Verdict
@@ -197,8 +197,7 @@ def speaks_of(found: Sequence[Verdict | Comparison]) -> str:
 
 def names(group: Sequence[Verdict]) -> str:
     """ "a, b and c"."""
-    labels = [v.label for v in group]
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+    return joined([v.label for v in group])
 
 
 def _verb(group: Sequence[Verdict], one: str, many: str) -> str:

@@ -59,8 +59,7 @@ def compose(targets: Targets, view: View, command: str) -> Page:
     """Compute the page of one or several studies and bench files; `command` is what makes it again."""
     studies = targets.studies
     raw = _rows(studies)
-    measured = likeness.apart(raw)
-    rows = tables.prepare(measured)
+    rows, left_out = tables.united(likeness.apart(raw))
     curves = tables.length_curves(rows)
     judged_by = verdicts.protocol_for(rows)
     metrics = _metrics(curves)
@@ -93,7 +92,7 @@ def compose(targets: Targets, view: View, command: str) -> Page:
         title=view.title or " and ".join(targets.names),
         facts=_facts(studies, rows),
         findings=_findings(material),
-        warnings=[*cautions(studies, rows, curves), *tables.left_out(measured), *progress.waiting(studies)],
+        warnings=[*cautions(studies, rows, curves), *left_out, *progress.waiting(studies)],
         sections=sections(material),
         metrics=metrics,
         metric=material.metric,

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from pe_study.rows import LATE
+
 CELL = ["length", "seed"]
 # Protocols whose targets depend on the longest length of the plan (docs/definitions.md).
-PAST_LONGEST = ("exact-context", "fixed-target", "nonoverlapping-late")
+PAST_LONGEST = ("exact-context", "fixed-target", LATE)
 EVERY_TARGET = ("nonoverlapping", "sliding")  # those whose targets are all of a document's
 SAME_LOSS = 5e-3  # relative: two measurements of one cell, in other number types, agree within it
 

@@ -18,6 +18,7 @@ from scipy import special
 
 from pe_study import plans, stats
 from pe_study.palette import order
+from pe_study.rows import LATE as LATE
 from pe_study.studies import Study
 
 SERIES = [
@@ -42,22 +43,27 @@ METRICS = {
 TRUNCATION = "truncation"  # a "rescale" of rows: the same targets, context cut to the training length
 # The order in which protocols are shown.
 PROTOCOLS = ("nonoverlapping", "sliding", "exact-context", "fixed-target", "prefix")
-LATE = "nonoverlapping-late"  # nonoverlapping over the index range of exact-context, for decompositions
 LOST = ("unsupported", "oom", "error")  # statuses that leave a cell without a number
 MAX_EXPONENT = 709.78  # exp overflows float64 above it
 
 
-def prepare(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows in which each cell comes from one plan: no target counts twice.
+def united(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Rows in which each cell comes from one plan, no target twice; and what is left out, a line a plan,
+    since another plan of the study scored other targets.
 
     Two strides at one length are two protocols: "sliding_128", "sliding_256".
     """
-    return plans.united(_by_stride(rows), SERIES)[0]
+    return plans.united(_by_stride(rows), SERIES)
+
+
+def prepare(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `united`."""
+    return united(rows)[0]
 
 
 def left_out(rows: pd.DataFrame) -> list[str]:
-    """What `prepare` leaves out, since another plan of the study scored other targets: a line a plan."""
-    return plans.united(_by_stride(rows), SERIES)[1]
+    """What `united` leaves out."""
+    return united(rows)[1]
 
 
 def _by_stride(rows: pd.DataFrame) -> pd.DataFrame:

@@ -6,14 +6,13 @@ of weights that are gone, or of another text, are never put into a table with ot
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from pe_study.evaluators import cells
 from pe_study.files import read_json, write_json
 from pe_study.rows import DIAGNOSTICS, read_rows, write_rows
 
@@ -23,8 +22,7 @@ KEY = "key.json"
 
 def place(root: Path, key: Mapping[str, Any]) -> Path:
     """The folder of the rows that `key` decides."""
-    text = json.dumps(key, sort_keys=True, ensure_ascii=False)
-    return root / FOLDER / hashlib.sha256(text.encode()).hexdigest()[:24]
+    return root / FOLDER / cells.name(key)
 
 
 def read(root: Path, key: Mapping[str, Any], table: Collection[Any]) -> pd.DataFrame | None:

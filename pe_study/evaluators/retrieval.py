@@ -243,10 +243,7 @@ class _Tasks:
         rows = []
         scorer = Scorer(self._model(cell.rescale, cell.length), new_cache=self.evaluation.reading.new_cache)
         distances = {round(farthest + depth * (NUM_COPIED - farthest)): depth for depth in self.plan.depths}
-        for (
-            distance,
-            depth,
-        ) in distances.items():  # one probe a distance: in short windows depths have the same
+        for distance, depth in distances.items():  # one probe each: in short windows depths share one
             for sample in range(self.plan.num_samples):
                 probe = self.haystacks.copy_probe(
                     documents[sample % len(documents)], length=cell.length, distance=distance, sample=sample

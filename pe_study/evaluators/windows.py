@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pe_study.errors import UsageError, did_you_mean
-
-LATE = "nonoverlapping-late"  # the part of nonoverlapping that exact-context draws from, for decompositions
+from pe_study.rows import LATE as LATE
 
 
 class Windows(NamedTuple):
