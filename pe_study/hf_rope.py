@@ -27,6 +27,7 @@ _SWITCHED_OFF: Mapping[str, Callable[[Any], bool]] = {
     "granitemoehybrid": lambda text: text.position_embedding_type != "rope",
     "zamba2": lambda text: not text.use_mem_rope,
 }
+_OWN_BASES = ("granite_swa", "granitemoe_swa")
 _SIZES = ("n_positions", "max_seq_len", "max_position_embeddings", "seq_length")
 
 
@@ -90,6 +91,7 @@ def apply(config: Any, spec: str | Rescale, length: int) -> None:
     for layer_type, parameters in found:
         geometry = _rotary(text, parameters)
         if not rescale.keeps_frequencies(geometry.original_length, length):
+            _refuse_own_bases(rescale, text)
             _refuse_unanchored(rescale, text, parameters)
         changed = rope_parameters(rescale, parameters, geometry, length, nested=layer_type is not None)
         if layer_type is None:
@@ -174,6 +176,15 @@ def frequencies(config: Any, spec: str | Rescale, length: int) -> tuple[Tensor, 
             )
         return inv_freq, float(attention_factor)
     return None
+
+
+def _refuse_own_bases(rescale: Rescale, text: Any) -> None:
+    """RescaleError where each layer turns by a base of its own, so that a changed one would reach none."""
+    if text.model_type in _OWN_BASES:
+        raise RescaleError(
+            f"rescale {rescale.label}: {text.model_type} turns each layer by a base of its own "
+            "(layer_rope_theta), which takes no rescale (use none)"
+        )
 
 
 def _refuse_unanchored(rescale: Rescale, text: Any, own: dict[str, Any]) -> None:

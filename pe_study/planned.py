@@ -1,7 +1,11 @@
-"""Which runs a study is to have: runs/<study>/study.json, written as its training starts. No torch here."""
+"""Which runs a study is to have: runs/<study>/study.json, written as its training starts. No torch here.
+
+`runs` are those of its recipe, `asked` those that a call has picked so far (all, without --only).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,26 +18,37 @@ if TYPE_CHECKING:
 STUDY = "study.json"
 
 
-def write_planned(folder: Path, recipe: Recipe) -> None:
-    """Note the runs of a recipe in the folder of its study, where they are not noted yet."""
+def write_planned(folder: Path, recipe: Recipe, asked: Iterable[str]) -> None:
+    """Note the runs of a recipe in the folder of its study, and which of them this call picks."""
     names = [run.run_id for run in recipe.runs()]
     try:
-        noted = list(read_planned(folder)) == names
+        noted, before = read_planned(folder), read_asked(folder)
     except DamagedError:
-        noted = False
-    if not noted:
+        noted, before = (), ()
+    picked = {*asked, *(before if list(noted) == names else ())}
+    facts = {"recipe_hash": recipe.hash, "runs": names, "asked": [name for name in names if name in picked]}
+    if (list(noted), list(before)) != (facts["runs"], facts["asked"]):
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / STUDY, {"recipe_hash": recipe.hash, "runs": names})
+        write_json(folder / STUDY, facts)
 
 
 def read_planned(folder: Path) -> tuple[str, ...]:
     """The runs that a study is to have, in order; none where nobody wrote them down. DamagedError for a file
     that says something else."""
+    return _names(folder, "runs")
+
+
+def read_asked(folder: Path) -> tuple[str, ...]:
+    """Those of them that were picked for training so far; all where nobody wrote that down."""
+    return _names(folder, "asked")
+
+
+def _names(folder: Path, key: str) -> tuple[str, ...]:
     path = folder / STUDY
     if not path.is_file():
         return ()
     facts = read_json(path)
-    names = facts.get("runs") if isinstance(facts, dict) else None
+    names = facts.get(key, facts.get("runs")) if isinstance(facts, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DamagedError(f"{path}: damaged, no list of runs; delete it, pe-study train makes it anew")
+        raise DamagedError(f"{path}: damaged, no list of {key}; delete it, pe-study train makes it anew")
     return tuple(names)

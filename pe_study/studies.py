@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 
 from pe_study.errors import DataError, UsageError
-from pe_study.planned import read_planned
+from pe_study.planned import read_asked, read_planned
 from pe_study.rows import (
     NO_CONTROL,
     OVER_TRAINING,
@@ -108,6 +108,7 @@ class Study:
     runs: tuple[Run, ...] = ()
     evaluations: tuple[Evaluation, ...] = field(default=())
     planned: tuple[str, ...] = ()  # the runs that its recipe has, where training wrote them down
+    asked: tuple[str, ...] = ()  # those of them that were picked for training so far
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -140,7 +141,7 @@ def read_study(path: Path | str) -> Study:
         raise DataError(
             f"{path}: neither runs nor results there; run `pe-study train` and `pe-study eval` first"
         )
-    return Study(_name(path, evaluations), path, runs, evaluations, planned)
+    return Study(_name(path, evaluations), path, runs, evaluations, planned, read_asked(path))
 
 
 def read_run(folder: Path) -> Run:

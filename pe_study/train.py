@@ -96,7 +96,7 @@ def train_study(
         data = load_data(recipe, accelerator, runs_root)
         check_plan(recipe, data)
         _refuse_changes(folders, data.hashes)
-        on_main(accelerator, lambda: write_planned(runs.study_dir(runs_root, recipe), recipe))
+        on_main(accelerator, lambda: write_planned(runs.study_dir(runs_root, recipe), recipe, folders))
         num_jobs = resolve_jobs(jobs, recipe, len(unfinished))
         if num_jobs > 1:
             return train_at_once(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -215,6 +217,19 @@ def test_models_without_rope_take_none_only(tmp_path):
     checkpoint.load("none", 32)
     with pytest.raises(RescaleError, match="gpt2 has no rotary positions"):
         checkpoint.load("yarn:2", 64)
+
+
+@pytest.mark.parametrize("kind", ["granite_swa", "granitemoe_swa"])
+def test_bases_of_single_layers_take_none_only(kind):
+    """A larger base in the config would reach no layer: each has its own; numbers would be plain RoPE's."""
+    config = AutoConfig.for_model(kind, num_hidden_layers=2, layer_rope_theta=[10000.0, 500.0])
+    for spec in ("ntk:2", "dynamic", "yarn:2"):
+        with pytest.raises(RescaleError, match="a base of its own"):
+            hf_rope.apply(config, spec, 2 * config.max_position_embeddings)
+    before = copy.deepcopy(config.rope_parameters)
+    for spec in ("none", "ntk:1"):
+        hf_rope.apply(config, spec, 64)
+        assert config.rope_parameters == before
 
 
 def test_mpt_s_computed_limit_is_lifted(tmp_path):

@@ -145,12 +145,31 @@ def test_a_damaged_list_of_runs_is_named(tmp_path: Path) -> None:
 def test_training_writes_the_runs_of_its_recipe(tmp_path: Path) -> None:
     """All of them, also those that were not picked; again where the recipe changed, else the file stays."""
     path = tiny_recipe.write(tmp_path)
-    planned.write_planned(tmp_path / "study", recipe.load(path))
+    study = tmp_path / "study"
+    planned.write_planned(study, recipe.load(path), ["t5-s1"])
     names = [f"{label}-s{seed}" for label in ("rope", "rope-1m", "t5") for seed in (0, 1)]
-    assert sorted(planned.read_planned(tmp_path / "study")) == sorted(names)
-    before = (tmp_path / "study" / "study.json").stat().st_mtime_ns
-    planned.write_planned(tmp_path / "study", recipe.load(path))
-    assert (tmp_path / "study" / "study.json").stat().st_mtime_ns == before
-    (tmp_path / "study" / "study.json").write_text("{", encoding="utf-8")
-    planned.write_planned(tmp_path / "study", recipe.load(path, ["encodings=[nope]", "seeds=[3]"]))
-    assert planned.read_planned(tmp_path / "study") == ("nope-s3",)
+    assert sorted(planned.read_planned(study)) == sorted(names)
+    assert planned.read_asked(study) == ("t5-s1",)
+    before = (study / "study.json").stat().st_mtime_ns
+    planned.write_planned(study, recipe.load(path), ["t5-s1"])
+    assert (study / "study.json").stat().st_mtime_ns == before
+    planned.write_planned(study, recipe.load(path), ["rope-s0"])
+    assert set(planned.read_asked(study)) == {"t5-s1", "rope-s0"}
+    (study / "study.json").write_text("{", encoding="utf-8")
+    changed = recipe.load(path, ["encodings=[nope]", "seeds=[3, 4]"])
+    planned.write_planned(study, changed, ["nope-s3"])
+    assert planned.read_planned(study) == ("nope-s3", "nope-s4")
+    assert planned.read_asked(study) == ("nope-s3",)
+
+
+def test_watch_does_not_wait_for_runs_that_nobody_picked(tmp_path: Path) -> None:
+    """`train --only`: what was not asked for is named, and no reason to go on."""
+    folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**SMALL, protocols=("nonoverlapping",)))
+    facts = {"runs": ["nope-s0", "rope-s0", "alibi-s0"], "asked": ["nope-s0", "rope-s0"]}
+    (folder / "study.json").write_text(json.dumps(facts), encoding="utf-8")
+    assert [line for _, line in report.watch([folder], tmp_path / "out", formats=())] == [
+        "synthetic: 2 of 3 runs done, not started: alibi-s0"
+    ]
+    facts["asked"].append("alibi-s0")
+    (folder / "study.json").write_text(json.dumps(facts), encoding="utf-8")
+    assert not progress.is_finished(studies.read_study(folder))
