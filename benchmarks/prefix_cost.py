@@ -2,8 +2,8 @@
 
     python benchmarks/prefix_cost.py CHECKPOINT TEXT [--lengths 1024,2048,4096,8192] [--output FILE.json]
 
-Each way runs in a process of its own; prints seconds (loading not counted), seconds of all threads, and peak
-resident memory of each, with one pass at the longest length alone for comparison, and ours at twice that.
+Each way runs in a process of its own; prints seconds, seconds of all threads, and peak resident memory of
+each (loading not counted), with one pass at the longest length alone for comparison, and ours at twice that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import math
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -28,9 +27,11 @@ def measure(way: str, source: str, text: str, lengths: list[int]) -> dict[str, f
     import torch
 
     import pe_study
+    from pe_study.training.engine import peak_memory_bytes, reset_peak_memory
 
     model, tokenizer = pe_study.load_causal_lm(source)
     ids = tokenizer(Path(text).read_text(encoding="utf-8")[: 12 * max(lengths)])["input_ids"]
+    reset_peak_memory(model.device)
     began, worked = time.perf_counter(), time.process_time()
     if way == "ours":
         frame = pe_study.evaluate_perplexity([ids], lengths=lengths, protocol="prefix", model=model)
@@ -43,7 +44,7 @@ def measure(way: str, source: str, text: str, lengths: list[int]) -> dict[str, f
                 logits = model(window[:, :-1]).logits
             nll = float(torch.nn.functional.cross_entropy(logits[0].float(), window[0, 1:]))
     spent = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - worked}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = peak_memory_bytes(model.device) / 2**30
     return {**spent, "peak_gib": peak, "perplexity": math.exp(nll)}
 
 

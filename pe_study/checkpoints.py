@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 import pe_study.model
-from pe_study import attention, finished, hf_attention, hf_rope, hub, rope_scaling, runs, trained_rescale
-from pe_study.declared import Declaration, declare
+from pe_study import attention, finished, hub, rope_scaling, runs
 from pe_study.errors import CheckpointError, PEStudyError, RescaleError, UsageError, did_you_mean
-from pe_study.frozen import follows_running_length as follows_running_length
-from pe_study.load_checks import check_causal, check_kind, check_rescaled, check_weights
-from pe_study.position_tables import max_length as max_length
+from pe_study.loading import hf_attention, hf_rope, trained_rescale
+from pe_study.loading.declared import Declaration, declare
+from pe_study.loading.frozen import follows_running_length as follows_running_length
+from pe_study.loading.load_checks import check_causal, check_kind, check_rescaled, check_weights
+from pe_study.loading.position_tables import max_length as max_length
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pe_study import __version__, cli_tools, flags, layout, options, shipped, terminal
+from pe_study import __version__, shipped, terminal
+from pe_study.commands import cli_tools, flags, layout, options
 from pe_study.errors import Interrupted, PEStudyError
-from pe_study.stopping import StopRequest
+from pe_study.training.stopping import StopRequest
 
 if TYPE_CHECKING:
     from pe_study.recipe import Recipe
@@ -62,7 +63,7 @@ def train(
 
 def _train(loaded: Recipe, runs: Path, only: dict[str, str], dry_run: bool, **choices: Any) -> None:
     if dry_run:
-        from pe_study.forecast import describe
+        from pe_study.commands.forecast import describe
 
         terminal.say(describe(loaded, runs, only))
     else:
@@ -166,7 +167,7 @@ def _say_results(done: Any) -> None:
     if isinstance(done, list):
         terminal.say(layout.table(done))
     else:
-        from pe_study.listing import results
+        from pe_study.commands.listing import results
 
         terminal.say(f"{results(done)}\n{done}")
 
@@ -251,7 +252,7 @@ def validate(
 
     Overrides (key=value) apply to each recipe.
     """
-    from pe_study.listing import validated
+    from pe_study.commands.listing import validated
 
     names, overrides = flags.split_overrides(paths)
     for name in names:
@@ -270,7 +271,7 @@ def ls(
 
     The name of a recipe lists its size and cost.
     """
-    from pe_study.listing import SHORT, listed
+    from pe_study.commands.listing import SHORT, listed
 
     terminal.say("\n\n".join(listed(name, runs) for name in what or SHORT))
 

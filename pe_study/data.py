@@ -14,11 +14,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from pe_study.corpora import Corpus, TextDocument, load_corpus, open_corpus
 from pe_study.errors import DataError
-from pe_study.evaluation_sets import EvaluationSet, evaluation_documents, overlapping
-from pe_study.tokenization import Document, Tokenizer, check_vocabulary, load_tokenizer
-from pe_study.tokenized import TokenizedSplit, tokenize, tokenize_documents
+from pe_study.text.corpora import Corpus, TextDocument, load_corpus, open_corpus
+from pe_study.text.evaluation_sets import EvaluationSet, evaluation_documents, overlapping
+from pe_study.text.tokenization import Document, Tokenizer, check_vocabulary, load_tokenizer
+from pe_study.text.tokenized import TokenizedSplit, tokenize, tokenize_documents
 
 __all__ = [
     "Batch",

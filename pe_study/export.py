@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from pe_study import checkpoints, hf_rope
+from pe_study import checkpoints
 from pe_study.configuration import PEStudyConfig
 from pe_study.errors import UsageError, did_you_mean
 from pe_study.layers import Layer
+from pe_study.loading import hf_rope
 from pe_study.model import PEStudyForCausalLM
 
 if TYPE_CHECKING:

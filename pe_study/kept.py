@@ -5,6 +5,7 @@ kept/step_00000030/   what `final/` holds, of that step, and kept.json
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +29,16 @@ def found(run: Path) -> dict[int, Path]:
     """The steps whose weights a run kept whole, ascending, and where they lie."""
     facts = sorted((run / FOLDER).glob(f"step_*/{FACTS}"))
     return {int(path.parent.name.removeprefix("step_")): path.parent for path in facts}
+
+
+def adopt(source: Path, run: Path, step: int) -> None:
+    """Take over what the run in `source` kept up to a step, in place of what `run` has."""
+    shutil.rmtree(run / FOLDER, ignore_errors=True)
+    for at, folder in found(source).items():
+        if at <= step:
+            beside = run / FOLDER / f".{folder.name}.tmp"
+            shutil.copytree(folder, beside)
+            beside.rename(folder_of(run, at))
 
 
 def device_hours(run: Path, step: int) -> float | None:

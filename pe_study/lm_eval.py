@@ -23,7 +23,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from pe_study import checkpoints, terminal
 from pe_study.errors import UsageError
 from pe_study.evaluators.lm_tasks import GENERATED
-from pe_study.leaves import parse_length
+from pe_study.settings.leaves import parse_length
 
 logger = logging.getLogger("pe_study.lm_eval")  # also where it is __main__
 

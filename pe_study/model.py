@@ -21,11 +21,11 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from pe_study import attention
 from pe_study.configuration import PEStudyConfig
-from pe_study.declared import check_cache, embedded_prompt
 from pe_study.encodings.base import At, Encoding, Rotary
 from pe_study.errors import LengthError
 from pe_study.kernels.scoring import Mask
 from pe_study.layers import Layer, RMSNorm
+from pe_study.loading.declared import check_cache, embedded_prompt
 from pe_study.placing import Controls, check_positions, place
 
 __all__ = ["CACHE_FIELD", "PEStudyConfig", "PEStudyForCausalLM", "next_token_loss"]

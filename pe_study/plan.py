@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from pe_study import leaves, overlays, schema
 from pe_study.errors import PEStudyError, PlanError
-from pe_study.leaves import Accepts, parse_length, problem
-from pe_study.protocols import PROTOCOLS, ProtocolSpec, resolved_length
-from pe_study.schema import Section
-from pe_study.yaml_strict import Document, Place
+from pe_study.settings import leaves, overlays, schema
+from pe_study.settings.leaves import Accepts, parse_length, problem
+from pe_study.settings.protocols import PROTOCOLS, ProtocolSpec, resolved_length
+from pe_study.settings.schema import Section
+from pe_study.settings.yaml_strict import Document, Place
 
 __all__ = ["PROTOCOLS", "RESCALE", "TASKS", "Plan", "ProtocolSpec", "bytes_of", "load_plan", "read_plan"]
 

@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from pe_study import likeness, palette, tables
-from pe_study.captions import SHORT, absences, alternative, caption, listed, slug, suffixed, titled
-from pe_study.curves import Line, draw_lines, legend, length_axis, limits_of, training_line
-from pe_study.drawing import Canvas, Figure
-from pe_study.palette import CONTROL, Look
+from pe_study import tables
+from pe_study.reporting import likeness, palette
+from pe_study.reporting.captions import SHORT, absences, alternative, caption, listed, slug, suffixed, titled
+from pe_study.reporting.curves import Line, draw_lines, legend, length_axis, limits_of, training_line
+from pe_study.reporting.drawing import Canvas, Figure
+from pe_study.reporting.palette import CONTROL, Look
 
 CUT = math.log(3)  # curves are cut at the worst loss up to the training length and this much more (nats)
 Looks = Mapping[str, Look]

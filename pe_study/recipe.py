@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from pe_study import overlays, schema, yaml_strict
 from pe_study.errors import PEStudyError, PlanError, RecipeError
-from pe_study.leaves import file_name, parse_length, problem, whole
 from pe_study.plan import Plan, read_plan
-from pe_study.schema import Section
 from pe_study.sections import CHECKPOINT_TOKENIZER, DataSpec, EncodingSpec, InitSpec, ModelSpec, TrainSpec
-from pe_study.yaml_strict import Document, describe
+from pe_study.settings import overlays, schema, yaml_strict
+from pe_study.settings.leaves import file_name, parse_length, problem, whole
+from pe_study.settings.schema import Section
+from pe_study.settings.yaml_strict import Document, describe
 
 if TYPE_CHECKING:
     from pe_study.encodings.base import Encoding

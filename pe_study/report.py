@@ -20,22 +20,22 @@ import markupsafe
 import pandas as pd
 
 import pe_study
-from pe_study import drawing, fonts
-from pe_study.bench_files import BENCH
 from pe_study.files import write_json, write_text
-from pe_study.latex import tabular
-from pe_study.page import Page, compose
-from pe_study.page_parts import Shown
-from pe_study.page_tables import METRIC_NAMES, Table
-from pe_study.palette import COLOURS
 from pe_study.planned import STUDY
-from pe_study.progress import is_finished, progress
-from pe_study.rendering import Drawing, render_all
+from pe_study.reporting import drawing, fonts
+from pe_study.reporting.bench_files import BENCH
+from pe_study.reporting.latex import tabular
+from pe_study.reporting.page import Page, compose
+from pe_study.reporting.page_parts import Shown
+from pe_study.reporting.page_tables import METRIC_NAMES, Table
+from pe_study.reporting.palette import COLOURS
+from pe_study.reporting.progress import is_finished, progress
+from pe_study.reporting.rendering import Drawing, render_all
+from pe_study.reporting.studies import SUMMARY
+from pe_study.reporting.targets import Targets, read_targets
+from pe_study.reporting.view import read_view
 from pe_study.rows import DIAGNOSTICS, OVER_TRAINING, RESULTS, RETRIEVAL
 from pe_study.runs import DONE, METRICS, check_output, claim_folder
-from pe_study.studies import SUMMARY
-from pe_study.targets import Targets, read_targets
-from pe_study.view import read_view
 
 logger = logging.getLogger(__name__)
 

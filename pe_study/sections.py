@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
-from pe_study.leaves import Accepts, choice, either, file_name, flag, number, optional, text, whole
 from pe_study.plan import RESCALE
-from pe_study.schema import Section
+from pe_study.settings.leaves import Accepts, choice, either, file_name, flag, number, optional, text, whole
+from pe_study.settings.schema import Section
 
 Packing = Literal["concatenate", "isolate", "within-document"]
 CHECKPOINT_TOKENIZER = "checkpoint"  # the one that belongs to init.from

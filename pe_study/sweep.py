@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pe_study import tuning
-from pe_study.devices import VISIBLE, share_out, visible_gpus
 from pe_study.errors import Interrupted, PEStudyError, UsageError, did_you_mean
 from pe_study.recipe import load
-from pe_study.selection import select_runs
-from pe_study.stopping import StopRequest, describe_exit, wants_restart
+from pe_study.training import tuning
+from pe_study.training.devices import VISIBLE, share_out, visible_gpus
+from pe_study.training.selection import select_runs
+from pe_study.training.stopping import StopRequest, describe_exit, wants_restart
 
 if TYPE_CHECKING:
     from submitit import Executor

@@ -16,10 +16,11 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from pe_study import plans, stats
-from pe_study.palette import order
+from pe_study import stats
+from pe_study.reporting import plans
+from pe_study.reporting.palette import order
+from pe_study.reporting.studies import Study
 from pe_study.rows import LATE as LATE
-from pe_study.studies import Study
 
 SERIES = [
     "study",

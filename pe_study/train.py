@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pe_study import finished, kept, runs, state, tuning
+from pe_study import finished, kept, runs
 from pe_study.data import TrainBatches
-from pe_study.engine import (
+from pe_study.errors import Interrupted, NonFiniteLossError, UsageError
+from pe_study.planned import write_planned
+from pe_study.recipe import Recipe, RunSpec
+from pe_study.training import state, tuning
+from pe_study.training.engine import (
     check_engine,
     determinism,
     fitting,
@@ -25,9 +29,8 @@ from pe_study.engine import (
     on_main,
     release,
 )
-from pe_study.errors import Interrupted, NonFiniteLossError, UsageError
-from pe_study.faults import validation_error
-from pe_study.initial import (
+from pe_study.training.faults import validation_error
+from pe_study.training.initial import (
     Decoder,
     StudyData,
     build_model,
@@ -36,15 +39,13 @@ from pe_study.initial import (
     load_data,
     read_hashes,
 )
-from pe_study.jobs import resolve_jobs, train_at_once
-from pe_study.planned import write_planned
-from pe_study.recipe import Recipe, RunSpec
-from pe_study.run_files import RunFiles, adopt_plan, withdraw
-from pe_study.run_log import RunLog, check_trackers
-from pe_study.selection import FREE, RESUME, check_folder, check_resume, refuse_changes, select_runs
-from pe_study.stopping import StopRequest
-from pe_study.updates import Update, Updater
-from pe_study.validation import Validator
+from pe_study.training.jobs import resolve_jobs, train_at_once
+from pe_study.training.run_files import RunFiles, adopt_plan, withdraw
+from pe_study.training.run_log import RunLog, check_trackers
+from pe_study.training.selection import FREE, RESUME, check_folder, check_resume, refuse_changes, select_runs
+from pe_study.training.stopping import StopRequest
+from pe_study.training.updates import Update, Updater
+from pe_study.training.validation import Validator
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pe_study import runs, tuning
+from pe_study import runs
+from pe_study.commands.forecast import position_parameters
 from pe_study.errors import NonFiniteLossError, RecipeError
 from pe_study.files import write_json, write_text
-from pe_study.forecast import position_parameters
 from pe_study.plan import Plan
 from pe_study.recipe import Recipe, RunSpec, build_encoding, training_values
-from pe_study.run_files import NON_FINITE
-from pe_study.schedules import total_learning_rate
 from pe_study.sections import EncodingSpec, TrainSpec
-from pe_study.stopping import StopRequest
 from pe_study.terminal import is_main_process
 from pe_study.train import train_study
+from pe_study.training import bases, tuning
+from pe_study.training.run_files import NON_FINITE
+from pe_study.training.schedules import total_learning_rate
+from pe_study.training.stopping import StopRequest
 
 FACTORS = (0.5, 1.0, 2.0)
 SHARE = 5  # of the updates of the recipe, one in so many
@@ -60,7 +61,7 @@ def tune(
     if isinstance(recipe.train.lr, str):
         found = f"{recipe.path}: train.lr: found {recipe.train.lr}"
         raise RecipeError(f"{found}; accepted for tune: a number, such as train.lr=3e-3 behind the recipe")
-    grid = trial_recipe(recipe)
+    grid = _located(trial_recipe(recipe), runs_root)
     root = runs.study_dir(runs_root, recipe)
     last: list[RunSpec] = []
     while todo := [run for run in grid.runs() if _loss(root, grid, run) is None]:
@@ -90,6 +91,16 @@ def trial_recipe(recipe: Recipe) -> Recipe:
     grid = recipe.model_copy(update=update)
     grid._path = recipe.path
     return grid
+
+
+def _located(grid: Recipe, runs_root: Path | str) -> Recipe:
+    """The trials lie deeper than the runs that they may go on from."""
+    if grid.init is None:
+        return grid
+    source = bases.locate(grid.init.source, runs_root)
+    found = grid.model_copy(update={"init": grid.init.model_copy(update={"source": source})})
+    found._path = grid.path
+    return found
 
 
 def trials(recipe: Recipe) -> Iterator[Trial]:

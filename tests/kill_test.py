@@ -25,7 +25,7 @@ from tiny import ENCODINGS, tiny_recipe
 from pe_study import runs
 from pe_study.errors import PEStudyError
 from pe_study.recipe import load
-from pe_study.stopping import StopRequest
+from pe_study.training.stopping import StopRequest
 
 STEPS, EVAL_EVERY = 40, 10
 OVERRIDES = (f"train.steps={STEPS}", "train.snapshot_every=2", f"train.eval_every={EVAL_EVERY}")

@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from pe_study import runs, state
+from pe_study import runs
 from pe_study.data import TrainBatches
 from pe_study.errors import Interrupted, PEStudyError
 from pe_study.recipe import load
 from pe_study.train import train_study
-from pe_study.updates import PADDING, Updater
-from pe_study.validation import Validator
+from pe_study.training import state
+from pe_study.training.updates import PADDING, Updater
+from pe_study.training.validation import Validator
 
 UNEVEN = ("data.packing=isolate", "train.micro_batch_tokens=48")  # micro-batches of 3 and 1 sequences
 RANK = int(os.environ["RANK"])

@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 
 from pe_study import rows as rows_module
-from pe_study import studies
+from pe_study.reporting import studies
 
 LENGTHS = (64, 80, 96, 128, 192, 256, 384, 512, 1024)
 ENCODINGS = ("nope", "sinusoidal", "learned", "shaw", "t5", "rope", "alibi")

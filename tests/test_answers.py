@@ -10,7 +10,8 @@ import pytest
 import synthetic_studies as synthetic
 from scipy.stats import binomtest
 
-from pe_study import answers, drawing, palette, report, retrieval_figures, stats
+from pe_study import report, stats
+from pe_study.reporting import answers, drawing, palette, retrieval_figures
 from pe_study.rows import RETRIEVAL, RETRIEVAL_COLUMNS, make_rows, write_rows
 
 

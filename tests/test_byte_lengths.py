@@ -21,7 +21,7 @@ from pe_study.evaluators.perplexity import measure
 from pe_study.evaluators.reading import Reading
 from pe_study.evaluators.study import evaluate
 from pe_study.plan import load_plan
-from pe_study.tokenization import byte_tokenizer
+from pe_study.text.tokenization import byte_tokenizer
 
 BITS = 9.0  # a byte
 EXACT = windows.protocol("exact-context", num_targets=5)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from pe_study.cache import cache_root, cached_folder, digest
 from pe_study.errors import DataError
+from pe_study.text.cache import cache_root, cached_folder, digest
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_cache_that_is_a_file(root):
 
 BUILDER = """
 import sys, time
-from pe_study.cache import cached_folder
+from pe_study.text.cache import cached_folder
 def build(folder):
     print("built", flush=True)
     time.sleep(0.3)

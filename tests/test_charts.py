@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study import charts, comparisons, drawing, palette, report, studies, tables
+from pe_study import report, tables
+from pe_study.reporting import charts, comparisons, drawing, palette, studies
 
 SMALL = {"lengths": (64, 128), "num_documents": 3, "rescales": ("none",), "protocols": ("exact-context",)}
 

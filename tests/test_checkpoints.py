@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Llam
 from pe_study import load_causal_lm
 from pe_study.checkpoints import max_length, open_checkpoint, vocabulary_size
 from pe_study.errors import CheckpointError, LengthError, RescaleError, UsageError
-from pe_study.tokenization import byte_tokenizer
+from pe_study.text.tokenization import byte_tokenizer
 
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 

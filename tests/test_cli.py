@@ -15,7 +15,8 @@ import pytest
 import typer
 
 import pe_study
-from pe_study import cli, flags, listing, shipped, terminal
+from pe_study import cli, shipped, terminal
+from pe_study.commands import flags, listing
 from pe_study.errors import (
     CheckpointError,
     DataError,

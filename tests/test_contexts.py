@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pe_study import contexts
-from pe_study.contexts import context_sizes, tokens_covering
-from pe_study.corpora import read_corpus
 from pe_study.data import Chunks, Document, load_tokenizer, tokenize
 from pe_study.errors import DataError
 from pe_study.sections import DataSpec
-from pe_study.sources import Source
+from pe_study.text import contexts
+from pe_study.text.contexts import context_sizes, tokens_covering
+from pe_study.text.corpora import read_corpus
+from pe_study.text.sources import Source
 
 
 def split_of(texts, cache):

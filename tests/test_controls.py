@@ -19,13 +19,13 @@ from transformers import (
 )
 from variants import TRAIN_LENGTH, Variant, all_variants, draw_ids, in_pieces
 
-from pe_study import hf_attention
 from pe_study.checkpoints import cache_name, open_checkpoint, resolved_kernel
 from pe_study.errors import PlanError, RescaleError
 from pe_study.evaluators import controls, diagnostics
 from pe_study.evaluators.scoring import Scorer
 from pe_study.evaluators.subjects import checkpoint_subject
 from pe_study.kernels.statistics import Bins
+from pe_study.loading import hf_attention
 from pe_study.plan import Plan
 
 SIZES = {

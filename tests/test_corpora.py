@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pe_study import sources
-from pe_study.corpora import load_corpus, open_corpus, read_corpus
 from pe_study.errors import DataError
 from pe_study.sections import DataSpec
-from pe_study.sources import Source
+from pe_study.text import sources
+from pe_study.text.corpora import load_corpus, open_corpus, read_corpus
+from pe_study.text.sources import Source
 
 TEXTS = [f"Document {number}: naïve “東京” 🦙\n" * (number + 1) for number in range(40)]
 
@@ -158,9 +158,9 @@ def test_rows_are_read_a_few_at_a_time(tmp_path):
 
 LOCALE_PROGRAM = """
 import sys
-from pe_study.corpora import load_corpus
-from pe_study.tokenization import load_tokenizer
-from pe_study.tokenized import tokenize
+from pe_study.text.corpora import load_corpus
+from pe_study.text.tokenization import load_tokenizer
+from pe_study.text.tokenized import tokenize
 from pe_study.sections import DataSpec
 spec = DataSpec(corpus=sys.argv[1], tokenizer=sys.argv[2])
 corpus = load_corpus(spec)

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pe_study.corpora import load_corpus, open_corpus
 from pe_study.errors import DataError
 from pe_study.sections import DataSpec
+from pe_study.text.corpora import load_corpus, open_corpus
 
 TEXTS = ["one", "two"]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pe_study import costs, forecast, recipe
+from pe_study import costs, recipe
+from pe_study.commands import forecast
 
 
 def test_kv_cache_of_the_worked_example() -> None:

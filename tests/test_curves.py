@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study import curves, drawing, palette, plots, tables
-from pe_study.curves import Line
+from pe_study import plots, tables
+from pe_study.reporting import curves, drawing, palette
+from pe_study.reporting.curves import Line
 
 LOOK = palette.control_look()
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pe_study import data
-from pe_study.corpora import read_corpus
 from pe_study.data import Chunks, TrainBatches, load_tokenizer, tokenize
 from pe_study.errors import DataError
 from pe_study.sections import DataSpec
-from pe_study.sources import Source
+from pe_study.text.corpora import read_corpus
+from pe_study.text.sources import Source
 
 TEXTS = [f"{number:02d}" + "é" * number for number in range(1, 60)]
 PACKINGS = ["concatenate", "isolate", "within-document"]

@@ -12,13 +12,15 @@ import torch
 from tiny import tiny_recipe
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from pe_study import cli, comparisons, listing, rows, tables
+from pe_study import cli, rows, tables
+from pe_study.commands import listing
 from pe_study.errors import CheckpointError, DataError, PlanError, RescaleError, UsageError
 from pe_study.evaluators import evaluation
 from pe_study.evaluators.study import default_folder, default_plan, evaluate
 from pe_study.evaluators.windows import LATE
 from pe_study.plan import Plan, load_plan
-from pe_study.tokenization import byte_tokenizer
+from pe_study.reporting import comparisons
+from pe_study.text.tokenization import byte_tokenizer
 from pe_study.train import train_study
 
 PLAN = {

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pe_study.corpora import read_corpus
 from pe_study.data import Document, evaluation_documents, load_tokenizer, overlapping, tokenize
 from pe_study.errors import DataError
 from pe_study.sections import DataSpec
-from pe_study.sources import Source
+from pe_study.text.corpora import read_corpus
+from pe_study.text.sources import Source
 
 LENGTHS = (5, 40, 41, 42, 80, 81, 100, 200)
 

@@ -10,16 +10,16 @@ from tiny import tiny_recipe, write_llama
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from pe_study import runs, snapshots
-from pe_study.bases import weights_sha256
 from pe_study.checkpoints import open_checkpoint
-from pe_study.engine import make_accelerator
+from pe_study.commands.forecast import describe
+from pe_study.commands.listing import validated
 from pe_study.errors import CheckpointError, Interrupted, UsageError
-from pe_study.forecast import describe
-from pe_study.initial import build_model, load_data
-from pe_study.listing import validated
 from pe_study.recipe import Recipe, load
 from pe_study.train import train_study
-from pe_study.validation import Validator
+from pe_study.training.bases import weights_sha256
+from pe_study.training.engine import make_accelerator
+from pe_study.training.initial import build_model, load_data
+from pe_study.training.validation import Validator
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGER = ("name=longer", "train.length=64", "train.batch_tokens=256", "train.steps=12", "train.lr=2e-3")
@@ -131,7 +131,7 @@ def test_a_llama_is_extended_and_stays_a_llama(llama: Path, tmp_path: Path) -> N
 
 
 def wrapped(model: Any) -> torch.nn.Module:
-    from pe_study.foreign import ForeignDecoder
+    from pe_study.training.foreign import ForeignDecoder
 
     return ForeignDecoder(model)
 

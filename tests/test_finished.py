@@ -9,13 +9,14 @@ import torch
 from tiny import tiny_recipe
 from transformers import AutoModelForCausalLM
 
-from pe_study import card, cli, finished, runs, state
+from pe_study import card, cli, finished, runs
 from pe_study.checkpoints import load_causal_lm
+from pe_study.commands.forecast import describe
 from pe_study.errors import CheckpointError, UsageError
 from pe_study.export import export
-from pe_study.forecast import describe
-from pe_study.run_files import RunFiles
 from pe_study.train import train_study
+from pe_study.training import state
+from pe_study.training.run_files import RunFiles
 
 WEIGHTS = "model.safetensors"
 

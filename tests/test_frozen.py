@@ -11,7 +11,7 @@ from pe_study.checkpoints import exact_cache_name, follows_running_length, open_
 from pe_study.errors import CheckpointError
 from pe_study.evaluators.perplexity import evaluate_perplexity
 from pe_study.evaluators.scoring import Scorer
-from pe_study.frozen import frozen
+from pe_study.loading.frozen import frozen
 
 SIZES = {
     "vocab_size": 40,

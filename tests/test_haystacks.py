@@ -7,7 +7,7 @@ from tokenizers_of_all_kinds import TOKENIZERS
 from pe_study.data import Document, Tokenizer
 from pe_study.errors import DataError
 from pe_study.evaluators.haystacks import LEVELS, NUM_CANDIDATES, Haystacks, answers
-from pe_study.tokenization import _train, _wrap, byte_tokenizer
+from pe_study.text.tokenization import _train, _wrap, byte_tokenizer
 
 PROSE = ["The special magic number for amber river is 12345. What is the pass key? There and back again."] * 3
 BYTES = Tokenizer(byte_tokenizer(), "byte")

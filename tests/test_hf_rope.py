@@ -21,10 +21,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from pe_study import hf_rope, rope_scaling
+from pe_study import rope_scaling
 from pe_study.checkpoints import Checkpoint, follows_running_length, open_checkpoint
 from pe_study.errors import RescaleError
 from pe_study.evaluators.perplexity import evaluate_perplexity
+from pe_study.loading import hf_rope
 
 SIZES = {
     "vocab_size": 40,

@@ -13,10 +13,10 @@ from transformers import (
     Zamba2Config,
 )
 
-from pe_study import hf_rope
 from pe_study.errors import PlanError, RescaleError
 from pe_study.evaluators import controls, diagnostics
 from pe_study.evaluators.subjects import checkpoint_subject
+from pe_study.loading import hf_rope
 
 FALCON = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 SWITCHED_OFF = {

@@ -10,11 +10,11 @@ import pytest
 import torch
 from tiny import tiny_recipe
 
-from pe_study import jobs
-from pe_study.devices import share_out, visible_gpus
 from pe_study.errors import Interrupted
-from pe_study.jobs import train_at_once
-from pe_study.stopping import StopRequest, describe_exit, wants_restart
+from pe_study.training import jobs
+from pe_study.training.devices import share_out, visible_gpus
+from pe_study.training.jobs import train_at_once
+from pe_study.training.stopping import StopRequest, describe_exit, wants_restart
 
 
 @pytest.mark.parametrize(

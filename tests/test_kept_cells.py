@@ -18,7 +18,7 @@ from pe_study.evaluators.subjects import _files_hash, checkpoint_subject
 from pe_study.evaluators.windows import LATE
 from pe_study.plan import load_plan
 from pe_study.rows import make_rows, read_rows
-from pe_study.tokenization import byte_tokenizer
+from pe_study.text.tokenization import byte_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study import latex, page_tables, report, tables
+from pe_study import report, tables
+from pe_study.reporting import latex, page_tables
 
 
 def main_table(**options: object) -> str:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from pe_study.errors import UsageError
 from pe_study.evaluators.perplexity import evaluate_perplexity
-from pe_study.tokenization import byte_tokenizer
+from pe_study.text.tokenization import byte_tokenizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ from pe_study.errors import UsageError
 from pe_study.evaluators import lm_tasks
 from pe_study.lm_eval import PEStudyLM
 from pe_study.model import PEStudyConfig, PEStudyForCausalLM
-from pe_study.tokenization import _train, _wrap, byte_tokenizer
+from pe_study.text.tokenization import _train, _wrap, byte_tokenizer
 
 TASKS = Path(__file__).resolve().parent.parent / "evals" / "tasks"
 NAMES = sorted(path.stem for path in TASKS.glob("*.yaml"))

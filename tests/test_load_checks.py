@@ -20,8 +20,8 @@ from transformers import (
 from pe_study import cli
 from pe_study.checkpoints import load_causal_lm, open_checkpoint
 from pe_study.errors import CheckpointError, UsageError
-from pe_study.load_checks import check_causal
-from pe_study.tokenization import byte_tokenizer
+from pe_study.loading.load_checks import check_causal
+from pe_study.text.tokenization import byte_tokenizer
 
 SIZES = {
     "vocab_size": 257,

@@ -13,18 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Sheet
 from matplotlib.text import Text
 
-from pe_study import (
-    charts,
-    comparisons,
-    control_figures,
-    drawing,
-    fitting,
-    fonts,
-    palette,
-    plots,
-    report,
-    tables,
-)
+from pe_study import plots, report, tables
+from pe_study.reporting import charts, comparisons, control_figures, drawing, fitting, fonts, palette
 
 LONG = "HuggingFaceTB/SmolLM2-135M-of-a-name-that-is-longer-than-any-label"
 CJK = "位置编码" * 6

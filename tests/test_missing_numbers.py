@@ -10,19 +10,18 @@ import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study import (
+from pe_study import report, tables
+from pe_study.reporting import (
     cautions,
     comparisons,
     control_effects,
     findings,
     outcomes,
     page_tables,
-    report,
-    tables,
     verdicts,
 )
-from pe_study.comparisons import Comparison
-from pe_study.verdicts import Verdict
+from pe_study.reporting.comparisons import Comparison
+from pe_study.reporting.verdicts import Verdict
 
 LENGTHS = (64, 128, 256, 512)
 FLAT = {"nope": 0.0, "rope": 0.0}

@@ -8,11 +8,12 @@ import pytest
 import safetensors.torch
 from tiny import tiny_recipe
 
-from pe_study import kept, recipe, rows, runs, studies
+from pe_study import kept, recipe, rows, runs
 from pe_study.checkpoints import load_causal_lm
 from pe_study.errors import PlanError, RecipeError
 from pe_study.evaluators.study import evaluate
 from pe_study.plan import load_plan
+from pe_study.reporting import studies
 from pe_study.train import train_study
 
 KEEP = "train.keep_at=[0.125, 0.25, 0.5]"
@@ -76,6 +77,21 @@ def test_a_run_that_starts_over_forgets_what_it_kept(root, tmp_path):
     recipe = tiny_recipe(root.parent, "train.keep_at=[0.75]", encodings=("rope", "learned"))
     train_study(recipe, tmp_path / "runs", {"encoding": "rope"}, resume="never")
     assert list(kept.found(run)) == [6]
+
+
+def test_a_snapshot_resumed_elsewhere_brings_what_was_kept_before_it(root, tmp_path):
+    """Weights of steps that are not trained again; those after the snapshot are made anew."""
+    source = tmp_path / "source" / "rope-s0"
+    shutil.copytree(root / "tiny" / "rope-s0", source)
+    (stale := kept.folder_of(tmp_path / "runs" / "tiny" / "rope-s0", 3)).mkdir(parents=True)
+    (stale / kept.FACTS).write_text("{}", encoding="utf-8")
+    shares = "train.keep_at=[0.125, 0.25, 0.5, 0.875]"
+    recipe = tiny_recipe(root.parent, shares, encodings=("rope", "learned"))
+    snapshot = str(source / "snapshots" / "step_00000006")
+    run = train_study(recipe, tmp_path / "runs", {"encoding": "rope"}, resume=snapshot)[0].folder
+    assert list(kept.found(run)) == [1, 2, 4, 7]
+    before, after = (weights(kept.folder_of(folder, 4)) for folder in (source, run))
+    assert all((before[name] == after[name]).all() for name in before)
 
 
 def test_keeping_decides_no_weight(tmp_path):

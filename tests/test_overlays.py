@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pe_study import overlays
 from pe_study.errors import RecipeError
-from pe_study.yaml_strict import Document, Place
+from pe_study.settings import overlays
+from pe_study.settings.yaml_strict import Document, Place
 
 
 def write(folder: Path, **files: str) -> None:

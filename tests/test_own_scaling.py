@@ -26,7 +26,7 @@ from pe_study.errors import LengthError, RescaleError
 from pe_study.evaluators import study
 from pe_study.evaluators.perplexity import evaluate_perplexity
 from pe_study.evaluators.subjects import checkpoint_subject
-from pe_study.hf_rope import Rotary, rope_parameters
+from pe_study.loading.hf_rope import Rotary, rope_parameters
 from pe_study.rope_scaling import parse
 
 SIZES = {

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pe_study import drawing, palette
+from pe_study.reporting import drawing, palette
 
 # Machado, Oliveira, Fernandes 2009, severity 1, on linear RGB.
 BLINDNESS = {

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pe_study import plan
 from pe_study.errors import PlanError
-from pe_study.leaves import parse_length
 from pe_study.plan import Plan, load_plan
+from pe_study.settings.leaves import parse_length
 
 
 def refused(source: dict, *overrides: str) -> str:

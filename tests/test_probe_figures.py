@@ -9,16 +9,8 @@ import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study import (
-    attention_figures,
-    control_effects,
-    control_figures,
-    drawing,
-    palette,
-    report,
-    rows,
-    tables,
-)
+from pe_study import report, rows, tables
+from pe_study.reporting import attention_figures, control_effects, control_figures, drawing, palette
 
 SMALL = {"encodings": ["nope", "rope"], "lengths": (64, 128, 256), "num_documents": 3, "rescales": ("none",)}
 LOOKS = palette.looks([("nope", "nope"), ("rope", "rope")])

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tiny import tiny_recipe
 
-from pe_study import flags, rows
+from pe_study import rows
+from pe_study.commands import flags
 from pe_study.errors import PlanError, RescaleError
 from pe_study.evaluators import diagnostics, evaluation
 from pe_study.evaluators.study import evaluate

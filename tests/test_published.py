@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from pe_study import encodings, rope_scaling, yaml_strict
+from pe_study import encodings, rope_scaling
 from pe_study.plan import PROTOCOLS, load_plan
+from pe_study.settings import yaml_strict
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "reports" / "published").glob("*.yaml"))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pe_study import published
 from pe_study.errors import UsageError
+from pe_study.reporting import published
 
 TABLE = """
 paper: P

@@ -7,8 +7,9 @@ import pytest
 import yaml
 from synthetic_studies import rows, write_study
 
-from pe_study import comparisons, page_tables, rates, report, tables
-from pe_study.studies import read_study
+from pe_study import report, tables
+from pe_study.reporting import comparisons, page_tables, rates
+from pe_study.reporting.studies import read_study
 
 LEVELS = {"common": {"rope": 1.84, "alibi": 1.96}, "tuned": {"rope": 1.96, "alibi": 1.84}}
 

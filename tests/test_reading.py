@@ -7,8 +7,9 @@ import pytest
 from test_evaluate import llama_folder, plan_of
 from tiny import tiny_recipe
 
-from pe_study import listing, rows, runs
+from pe_study import rows, runs
 from pe_study.checkpoints import load_causal_lm
+from pe_study.commands import listing
 from pe_study.evaluators import perplexity
 from pe_study.evaluators.jobs import Job, read_documents
 from pe_study.evaluators.reading import Reading

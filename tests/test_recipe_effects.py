@@ -9,8 +9,8 @@ from tiny import ENCODINGS, tiny_recipe, write_llama
 from pe_study import recipe
 from pe_study.data import load_corpus, load_tokenizer
 from pe_study.errors import UsageError
-from pe_study.initial import build_model
 from pe_study.train import train_study
+from pe_study.training.initial import build_model
 
 SHORT = ("train.steps=4", "train.eval_every=null", "train.snapshot_every=null")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tiny_recipe import write
 
-from pe_study import recipe, yaml_strict
+from pe_study import recipe
+from pe_study.settings import yaml_strict
 
 
 @pytest.fixture

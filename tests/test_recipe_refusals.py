@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_recipe import TINY, refused, write
 
-from pe_study import recipe, yaml_strict
+from pe_study import recipe
 from pe_study.errors import RecipeError
 from pe_study.plan import Plan
 from pe_study.sections import DataSpec, ModelSpec, TrainSpec
+from pe_study.settings import yaml_strict
 
 
 @pytest.fixture

@@ -16,9 +16,10 @@ import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study import rendering, report
+from pe_study import report
 from pe_study import rows as rows_module
 from pe_study.errors import DataError, UsageError
+from pe_study.reporting import rendering
 
 SMALL = {
     "encodings": ["nope", "learned", "rope"],

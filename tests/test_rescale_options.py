@@ -21,9 +21,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from pe_study import hf_rope, rescales, rope_scaling
+from pe_study import rescales, rope_scaling
 from pe_study.checkpoints import open_checkpoint
 from pe_study.evaluators import evaluation
+from pe_study.loading import hf_rope
 from pe_study.model import PEStudyConfig, PEStudyForCausalLM
 
 ORIGINAL, LENGTH = 2048, 8192

@@ -14,8 +14,8 @@ from tiny import tiny_recipe
 from pe_study import runs, snapshots
 from pe_study.errors import CheckpointError, DataError, Interrupted, UsageError
 from pe_study.recipe import Recipe
-from pe_study.run_files import RunFiles
 from pe_study.train import RunResult, train_study
+from pe_study.training.run_files import RunFiles
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from pe_study.evaluators.texts import Texts
 from pe_study.model import PEStudyConfig, PEStudyForCausalLM
 from pe_study.plan import load_plan
 from pe_study.rows import RETRIEVAL_COLUMNS, make_rows, read_rows
-from pe_study.tokenization import byte_tokenizer
+from pe_study.text.tokenization import byte_tokenizer
 from pe_study.train import train_study
 
 BYTES = Tokenizer(byte_tokenizer(), "byte")

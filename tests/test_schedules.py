@@ -5,7 +5,7 @@ import math
 import pytest
 
 from pe_study.recipe import TrainSpec
-from pe_study.schedules import learning_rate, total_learning_rate
+from pe_study.training.schedules import learning_rate, total_learning_rate
 
 
 def spec(**changes: object) -> TrainSpec:

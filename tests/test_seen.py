@@ -9,12 +9,13 @@ import pytest
 from synthetic_studies import rows, write_study
 from tiny import tiny_recipe
 
-from pe_study import cautions, runs
+from pe_study import runs
 from pe_study.errors import PlanError
 from pe_study.evaluators import seen
 from pe_study.evaluators.study import evaluate
 from pe_study.plan import load_plan
-from pe_study.studies import read_study
+from pe_study.reporting import cautions
+from pe_study.reporting.studies import read_study
 from pe_study.train import train_study
 
 PLAN = {"name": "test", "lengths": ["1x"], "truncation": False, "num_documents": 40}

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study import page_tables, report, rows
+from pe_study import report, rows
+from pe_study.reporting import page_tables
 
 SMALL = {"encodings": ["nope", "rope"], "lengths": (64, 128, 256), "num_documents": 3}
 SMALL |= {"protocols": ("nonoverlapping",), "rescales": ("none", "yarn:auto")}

@@ -7,10 +7,10 @@ from tiny import write_corpus
 from transformers import AutoModelForCausalLM
 
 from pe_study import recipe, runs
-from pe_study.engine import make_accelerator
-from pe_study.initial import load_data
 from pe_study.train import train_study
-from pe_study.validation import Validator
+from pe_study.training.engine import make_accelerator
+from pe_study.training.initial import load_data
+from pe_study.training.validation import Validator
 
 ROOT = Path(__file__).parent.parent
 

@@ -11,16 +11,16 @@ from test_train import stop_after
 from tiny import tiny_recipe
 
 from pe_study import kept, runs, snapshots
-from pe_study.engine import peak_memory_bytes, reset_peak_memory
 from pe_study.errors import Interrupted
-from pe_study.spent import Spent
 from pe_study.train import train_study
+from pe_study.training.engine import peak_memory_bytes, reset_peak_memory
+from pe_study.training.spent import Spent
 
 
 def session(monkeypatch: pytest.MonkeyPatch, processes: int, seconds: float) -> Any:
     """What a session on so many processes counts after so many seconds."""
     times = iter([100.0, 100.0 + seconds])
-    monkeypatch.setattr("pe_study.spent.time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr("pe_study.training.spent.time", SimpleNamespace(perf_counter=lambda: next(times)))
     return Spent(SimpleNamespace(num_processes=processes, device=torch.device("cpu")))  # type: ignore[arg-type]
 
 
@@ -39,7 +39,7 @@ def test_a_resumed_run_counts_its_earlier_sessions(tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         stop_after(patch, 5)
         patch.setattr(
-            "pe_study.spent.time", SimpleNamespace(perf_counter=iter(range(0, 10**6, 1000)).__next__)
+            "pe_study.training.spent.time", SimpleNamespace(perf_counter=iter(range(0, 10**6, 1000)).__next__)
         )
         with pytest.raises(Interrupted):
             train_study(recipe, tmp_path)
@@ -66,7 +66,7 @@ def test_peak_memory_is_that_of_the_run_alone() -> None:
 def test_without_proc_the_peak_is_that_of_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pe_study.engine.PROCESS", tmp_path / "nowhere")
+    monkeypatch.setattr("pe_study.training.engine.PROCESS", tmp_path / "nowhere")
     reset_peak_memory(torch.device("cpu"))
     assert peak_memory_bytes(torch.device("cpu")) > 2**25
 

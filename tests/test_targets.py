@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study import bench_figures, bench_files, likeness, report, tables, targets
+from pe_study import report, tables
 from pe_study.errors import DataError
+from pe_study.reporting import bench_figures, bench_files, likeness, targets
 
 SMALL = {
     "encodings": ["nope", "rope"],

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers_of_all_kinds import TOKENIZERS
 
-from pe_study import token_bytes
-from pe_study.tokenization import Document
+from pe_study.text import token_bytes
+from pe_study.text.tokenization import Document
 
 TEXT = "Naïve  cats:\n\n“東京” 🦙 é\u0301 <unk> ok \n"
 

@@ -8,12 +8,18 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pe_study import tokenization
-from pe_study.corpora import read_corpus
 from pe_study.errors import DataError
 from pe_study.sections import DataSpec
-from pe_study.sources import Source
-from pe_study.tokenization import END_OF_TEXT, Tokenizer, byte_tokenizer, check_vocabulary, load_tokenizer
+from pe_study.text import tokenization
+from pe_study.text.corpora import read_corpus
+from pe_study.text.sources import Source
+from pe_study.text.tokenization import (
+    END_OF_TEXT,
+    Tokenizer,
+    byte_tokenizer,
+    check_vocabulary,
+    load_tokenizer,
+)
 
 TEXT = f"naïve 東京 {END_OF_TEXT} <s> <|pad|>\r\n"
 TEXTS = [f"the {word} sat on the {word}\n" * 3 for word in ("cat", "dog", "été", "東京", "owl", "hen")]

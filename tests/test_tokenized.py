@@ -6,13 +6,13 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from pe_study import tokenized
-from pe_study.corpora import read_corpus
 from pe_study.errors import DataError
 from pe_study.sections import DataSpec
-from pe_study.sources import Source
-from pe_study.tokenization import Tokenizer, load_tokenizer
-from pe_study.tokenized import tokenize, tokenize_documents
+from pe_study.text import tokenized
+from pe_study.text.corpora import read_corpus
+from pe_study.text.sources import Source
+from pe_study.text.tokenization import Tokenizer, load_tokenizer
+from pe_study.text.tokenized import tokenize, tokenize_documents
 
 TEXTS = ["naïve 東京 <|endoftext|>", " ", "two\n\nlines", "x"]
 KEPT = [TEXTS[0], TEXTS[2], TEXTS[3]]

@@ -13,16 +13,17 @@ import torch
 from tiny import ENCODINGS, make_updater, tiny_recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pe_study import runs, snapshots, state
+from pe_study import runs, snapshots
 from pe_study.errors import DataError, Interrupted, NonFiniteLossError, RecipeError, UsageError
-from pe_study.jobs import resolve_jobs
 from pe_study.planned import read_planned
 from pe_study.recipe import load
-from pe_study.run_files import RunFiles
-from pe_study.selection import select_runs
-from pe_study.stopping import StopRequest
 from pe_study.train import train_study
-from pe_study.updates import Update, Updater
+from pe_study.training import state
+from pe_study.training.jobs import resolve_jobs
+from pe_study.training.run_files import RunFiles
+from pe_study.training.selection import select_runs
+from pe_study.training.stopping import StopRequest
+from pe_study.training.updates import Update, Updater
 
 
 def trace(folder: Path) -> list[tuple[Any, ...]]:
@@ -381,7 +382,7 @@ def test_several_runs_at_once(tmp_path: Path) -> None:
 
 def test_number_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny_recipe(tmp_path)
-    monkeypatch.setattr("pe_study.jobs.num_cores", lambda: 4)
+    monkeypatch.setattr("pe_study.training.jobs.num_cores", lambda: 4)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_jobs("auto", recipe, num_runs=7) == 4
     assert resolve_jobs("auto", recipe, num_runs=3) == 3
@@ -410,7 +411,7 @@ def test_bf16_trains_float32_weights(tmp_path: Path) -> None:
 
 
 def test_an_absent_tracker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pe_study.run_log.get_available_trackers", list)
+    monkeypatch.setattr("pe_study.training.run_log.get_available_trackers", list)
     recipe = tiny_recipe(tmp_path, "train.log_with=[tensorboard]")
     with pytest.raises(
         RecipeError, match=r"tensorboard is not installed \(pip install 'pe-study\[trackers\]'\)"

@@ -7,12 +7,13 @@ import json
 import pytest
 from tiny import tiny_recipe
 
-from pe_study import cli, recipe, runs, tune, tuning
+from pe_study import cli, recipe, runs, tune
 from pe_study.errors import Interrupted, NonFiniteLossError, RecipeError, UsageError
 from pe_study.model import PEStudyForCausalLM
-from pe_study.schedules import total_learning_rate
-from pe_study.stopping import StopRequest
 from pe_study.train import train_study
+from pe_study.training import tuning
+from pe_study.training.schedules import total_learning_rate
+from pe_study.training.stopping import StopRequest
 
 
 def recipe_in(folder, *overrides):
@@ -269,6 +270,15 @@ def test_a_change_of_order_is_said():
     assert said.endswith("tuned: alibi, rope.")
     result["chosen"]["alibi"]["val_loss"] = 1.95
     assert "keep their order" in tuning.order_change(result)
+
+
+def test_a_base_among_the_runs_is_found(tmp_path):
+    """Trials lie two folders deeper than the run that they go on from, wherever the runs lie."""
+    base = train_study(tiny_recipe(tmp_path, "train.steps=2"), tmp_path / "elsewhere")[0]
+    more = tiny_recipe(tmp_path, "name=more", "init={from: runs/tiny/rope-s0}", "train.steps=5")
+    result = tune.tune(more, tmp_path / "elsewhere")
+    trial = tmp_path / "elsewhere" / "more" / result["trials"][0]["run"]
+    assert runs.read_json(trial / "DONE")["initial_weights"] == base.facts["weights_sha256"]
 
 
 def test_no_finite_loss_at_all_is_an_error():

@@ -17,7 +17,7 @@ from pe_study import cli, runs, snapshots
 from pe_study.errors import Interrupted, UsageError
 from pe_study.model import PEStudyForCausalLM
 from pe_study.train import train_study
-from pe_study.validation import Validator
+from pe_study.training.validation import Validator
 
 
 def limit_memory(monkeypatch: pytest.MonkeyPatch, sequences: int) -> None:
@@ -133,7 +133,7 @@ def test_a_line_that_was_due_is_written_once(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(Interrupted):
             train_study(recipe, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("pe_study.updates.Updater.update", kill)
+        patch.setattr("pe_study.training.updates.Updater.update", kill)
         with pytest.raises(Killed):
             train_study(recipe, tmp_path)
     folder = tmp_path / "tiny" / "rope-s0"

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study import comparisons, verdicts
-from pe_study.verdicts import Verdict
+from pe_study.reporting import comparisons, verdicts
+from pe_study.reporting.verdicts import Verdict
 
 LENGTHS = (64, 128, 256, 512)
 

@@ -11,8 +11,10 @@ import pytest
 import synthetic_studies as synthetic
 import tiny_recipe
 
-from pe_study import listing, planned, progress, recipe, report, studies
+from pe_study import planned, recipe, report
+from pe_study.commands import listing
 from pe_study.errors import DamagedError
+from pe_study.reporting import progress, studies
 
 SMALL = {"encodings": ["nope", "rope"], "lengths": (64, 128), "num_documents": 2, "rescales": ("none",)}
 

@@ -5,8 +5,8 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pe_study import yaml_strict
 from pe_study.errors import RecipeError
+from pe_study.settings import yaml_strict
 
 quick = settings(derandomize=True, database=None, deadline=None, max_examples=100)
 

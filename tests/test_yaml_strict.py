@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from pe_study import yaml_strict
 from pe_study.errors import PlanError, RecipeError
+from pe_study.settings import yaml_strict
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import yaml
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pe_study.data import TrainBatches
-from pe_study.engine import make_accelerator
-from pe_study.initial import build_model, load_data
 from pe_study.recipe import Recipe, load
-from pe_study.updates import Updater
+from pe_study.training.engine import make_accelerator
+from pe_study.training.initial import build_model, load_data
+from pe_study.training.updates import Updater
 
 ENCODINGS = ("nope", "sinusoidal", "learned", "shaw", "t5", "rope", "alibi")
 WORDS = ("distance", "query", "key", "bucket", "slope", "angle", "table", "window", "bias", "phase")

@@ -4,8 +4,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from pe_study import token_bytes
-from pe_study.tokenization import END_OF_TEXT, Tokenizer, byte_tokenizer
+from pe_study.text import token_bytes
+from pe_study.text.tokenization import END_OF_TEXT, Tokenizer, byte_tokenizer
 
 CORPUS = ["The cat sat on the mat. “Élan”, naïve café: 東京 🦙🦙\n\tdef f(x): return x\n"] * 4
 

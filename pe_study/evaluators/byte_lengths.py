@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pe_study.contexts import tokens_covering
 from pe_study.data import Document, TokenizedSplit
 from pe_study.errors import DataError, PlanError
-from pe_study.evaluation_sets import EvaluationSet
 from pe_study.evaluators import seen, windows
 from pe_study.evaluators.evaluation import Cell, Evaluation, Models
 from pe_study.evaluators.jobs import DocumentSequence, Job, read_documents
@@ -28,6 +26,8 @@ from pe_study.evaluators.perplexity import Measured
 from pe_study.evaluators.subjects import Subject
 from pe_study.evaluators.texts import Text, Texts, bos_token_id, warned
 from pe_study.plan import Plan, bytes_of
+from pe_study.text.contexts import tokens_covering
+from pe_study.text.evaluation_sets import EvaluationSet
 
 SPAN = 64  # bytes of text whose tokens are scored together
 PROTOCOLS = ("exact-context", "prefix")

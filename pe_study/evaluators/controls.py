@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pe_study import attention, hf_attention, hf_rope, load_checks
+from pe_study import attention
 from pe_study.checkpoints import DTYPES
 from pe_study.errors import PlanError, UsageError
+from pe_study.loading import hf_attention, hf_rope, load_checks
 from pe_study.model import PEStudyForCausalLM
 from pe_study.plan import Plan
 

@@ -22,12 +22,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pe_study import checkpoints, hf_attention
+from pe_study import checkpoints
 from pe_study.errors import LengthError, PEStudyError, PlanError
 from pe_study.evaluators import diagnostic_cells
 from pe_study.evaluators.scoring import evaluation_mode, is_out_of_memory, model_device
 from pe_study.kernels.scoring import Scoring, Tempered, allowed
 from pe_study.kernels.statistics import Bins, Collector, Modify, Sums
+from pe_study.loading import hf_attention
 from pe_study.model import PEStudyForCausalLM
 from pe_study.rows import DIAGNOSTICS, DIAGNOSTICS_COLUMNS, make_rows, write_rows
 

@@ -15,7 +15,7 @@ from pe_study.checkpoints import Checkpoint, open_checkpoint
 from pe_study.data import Tokenizer
 from pe_study.errors import UsageError
 from pe_study.evaluators.haystacks import Haystack, Haystacks, PromptTooShort, answers
-from pe_study.leaves import parse_length
+from pe_study.settings.leaves import parse_length
 
 GENERATED = 64  # max_gen_toks of the tasks
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)

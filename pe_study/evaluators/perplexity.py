@@ -19,7 +19,7 @@ from pe_study.evaluators import sharing, windows
 from pe_study.evaluators.jobs import Job, Sums, read_documents
 from pe_study.evaluators.reading import BATCH_TOKENS, Reading
 from pe_study.evaluators.scoring import Scorer, evaluation_mode, is_out_of_memory
-from pe_study.frozen import frozen
+from pe_study.loading.frozen import frozen
 from pe_study.rows import make_rows
 
 logger = logging.getLogger(__name__)

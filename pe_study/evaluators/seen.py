@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pe_study import data
 from pe_study.errors import DataError
-from pe_study.evaluation_sets import EvaluationSet, overlapping
+from pe_study.text.evaluation_sets import EvaluationSet, overlapping
 
 if TYPE_CHECKING:
     from pe_study.evaluators.subjects import Subject

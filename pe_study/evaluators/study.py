@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from pe_study import hf_rope, rope_scaling, runs
+from pe_study import rope_scaling, runs
 from pe_study.errors import RescaleError
 from pe_study.evaluators import cells, diagnostics, over_training, retrieval, sharing, summary
 from pe_study.evaluators.byte_lengths import ByteEvaluation
@@ -23,6 +23,7 @@ from pe_study.evaluators.evaluation import Evaluation, Models
 from pe_study.evaluators.live import LiveTable
 from pe_study.evaluators.subjects import Subject, default_plan, find_study, find_subjects, fingerprints, slug
 from pe_study.evaluators.texts import Texts
+from pe_study.loading import hf_rope
 from pe_study.plan import Plan
 from pe_study.rows import DIAGNOSTICS, NO_CONTROL, RESULTS, RETRIEVAL, write_rows
 

@@ -11,11 +11,11 @@ from typing import cast
 
 from pe_study import data
 from pe_study.errors import UsageError
-from pe_study.evaluation_sets import Unit
 from pe_study.evaluators import seen
 from pe_study.evaluators.jobs import DocumentSequence, read_documents
 from pe_study.evaluators.subjects import Subject
 from pe_study.plan import Plan
+from pe_study.text.evaluation_sets import Unit
 
 logger = logging.getLogger(__name__)
 

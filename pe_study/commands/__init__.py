@@ -1,0 +1,1 @@
+"""What cli.py is made of: flags, lists, forecasts."""

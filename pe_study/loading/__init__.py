@@ -1,0 +1,1 @@
+"""What checkpoints.py is made of: Hugging Face configs and models, changed and checked."""

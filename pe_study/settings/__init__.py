@@ -1,0 +1,1 @@
+"""YAML as people mean it: what the keys of recipes and plans accept."""

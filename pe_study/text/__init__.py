@@ -1,0 +1,1 @@
+"""What data.py is made of: sources, corpora, tokenizers, and the documents that evaluations read."""
