@@ -8,7 +8,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin
-PYTEST := python -m pytest -n 2 --dist loadfile
+PYTEST := python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 INSTALL := $(RUN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-slow check format

@@ -44,3 +44,10 @@ def _log_records() -> None:
     """A command that a test runs in this process takes our log records for the terminal: give them back."""
     ours = logging.getLogger("pe_study")
     ours.handlers, ours.propagate = [], True
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages whose figures are composed and left blank: for tests of words and tables."""
+    blank = b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
+    monkeypatch.setattr("pe_study.report.render_all", lambda drawings: [{"svg": blank}] * len(drawings))

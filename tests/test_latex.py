@@ -42,6 +42,7 @@ def test_special_characters_are_escaped() -> None:
     assert "my\\_rope" in main_table(encodings=["nope", "my_rope"])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_table_of_a_page_is_balanced(tmp_path: Path) -> None:
     rows = synthetic.rows(
         encodings=["nope", "rope", "Übung_位置"], lengths=(64, 128), num_documents=3, seeds=(0, 1)

@@ -83,12 +83,14 @@ def test_a_snapshot_resumed_elsewhere_brings_what_was_kept_before_it(root, tmp_p
     """Weights of steps that are not trained again; those after the snapshot are made anew."""
     source = tmp_path / "source" / "rope-s0"
     shutil.copytree(root / "tiny" / "rope-s0", source)
-    (stale := kept.folder_of(tmp_path / "runs" / "tiny" / "rope-s0", 3)).mkdir(parents=True)
-    (stale / kept.FACTS).write_text("{}", encoding="utf-8")
+    run = tmp_path / "runs" / "tiny" / "rope-s0"
+    shutil.copytree(source, run)
+    (run / "DONE").unlink()
+    kept.folder_of(run, 4).rename(kept.folder_of(run, 3))  # of another past
     shares = "train.keep_at=[0.125, 0.25, 0.5, 0.875]"
     recipe = tiny_recipe(root.parent, shares, encodings=("rope", "learned"))
     snapshot = str(source / "snapshots" / "step_00000006")
-    run = train_study(recipe, tmp_path / "runs", {"encoding": "rope"}, resume=snapshot)[0].folder
+    train_study(recipe, tmp_path / "runs", {"encoding": "rope"}, resume=snapshot)
     assert list(kept.found(run)) == [1, 2, 4, 7]
     before, after = (weights(kept.folder_of(folder, 4)) for folder in (source, run))
     assert all((before[name] == after[name]).all() for name in before)

@@ -84,6 +84,7 @@ def test_a_number_stands_before_a_status_of_another_plan() -> None:
     pd.testing.assert_frame_equal(curve(both(lost, whole)), curve(whole))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_names_the_plan_that_it_leaves_out(tmp_path) -> None:
     frame = synthetic.rows(lengths=(64, 128), protocols=("exact-context",), **SMALL)
     folder = synthetic.write_study(tmp_path / "runs", frame)

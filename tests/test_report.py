@@ -141,6 +141,7 @@ def test_words_follow_the_rows(page: Path) -> None:
     assert "unsupported" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_seed_speaks_of_this_run(tmp_path: Path) -> None:
     text, summary = build_rows(tmp_path, synthetic.rows(**SMALL))
     assert "One seed each" in summary["findings"][0]
@@ -150,6 +151,7 @@ def test_one_seed_speaks_of_this_run(tmp_path: Path) -> None:
     assert "n = 1 seed each, so no bands" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_lengths_that_score_other_targets_are_flagged(tmp_path: Path) -> None:
     """case 11: the same documents and targets at every length, or it is said."""
     rows = synthetic.rows(**SMALL)
@@ -160,6 +162,7 @@ def test_lengths_that_score_other_targets_are_flagged(tmp_path: Path) -> None:
     assert any("not the same targets" in said for said in summary["warnings"])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_windows_that_never_slid_are_reported(tmp_path: Path) -> None:
     """case 11: where a document is one window, nothing slid."""
     rows = synthetic.rows(**{**SMALL, "protocols": ("sliding",)})
@@ -168,6 +171,7 @@ def test_windows_that_never_slid_are_reported(tmp_path: Path) -> None:
     assert "sliding at 512: every document fits one window, so nothing slid." in summary["warnings"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_another_mean_than_the_page_s_is_said(tmp_path: Path) -> None:
     """Case of aggregation yarn: results.json holds means of windows, the page weights by tokens."""
     folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**SMALL))
@@ -233,6 +237,7 @@ def test_odd_studies_are_right_pages(tmp_path: Path, options: dict) -> None:
         assert label in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_missing_cells_are_named(tmp_path: Path) -> None:
     rows = synthetic.rows(**{**SMALL, "rescales": ("none",)}, seeds=(0, 1))
     rows = rows[~((rows["label"] == "rope") & (rows["length"] == 128))]
@@ -245,6 +250,7 @@ def test_missing_cells_are_named(tmp_path: Path) -> None:
     assert ">not run<" in text
 
 
+@pytest.mark.usefixtures("undrawn")  # one such page is drawn: the fixture's
 @pytest.mark.parametrize("status", ["unsupported", "oom", "error"])
 def test_a_status_stands_where_the_number_would(tmp_path: Path, status: str) -> None:
     """case 33: one length without a number, the others whole; also where no label has a number."""
@@ -273,7 +279,8 @@ def test_names_of_other_scripts_reach_the_files(tmp_path: Path) -> None:
 
 
 def test_a_markdown_report_links_what_was_written(tmp_path: Path) -> None:
-    folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**SMALL))
+    few = {**SMALL, "encodings": ["rope"], "lengths": (64, 128), "rescales": ("none",)}
+    folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**few))
     for formats in (("svg",), ("png",), ()):
         page = report.build([folder], tmp_path / "-".join(["out", *formats]), formats=formats)
         images = re.findall(
@@ -286,11 +293,10 @@ def test_a_markdown_report_links_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings(
     "ignore:.*multi-threaded:DeprecationWarning"
 )  # by the test runner, not by reports
-def test_two_processes_draw_the_same_bytes(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_draw_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files do not depend on whether drawings were shared out."""
-    made = {}
+    few = synthetic.rows(**{**SMALL, "encodings": ["nope", "rope"], "lengths": (64, 128)})
+    study, made = synthetic.write_study(tmp_path / "runs", few), {}
     for forked in (True, False):
         monkeypatch.setattr(rendering, "_may_fork", lambda forked=forked: forked)
         page = report.build([study], tmp_path / str(forked), formats=("svg",))
@@ -311,6 +317,7 @@ def test_no_fork_beside_threads() -> None:
         thread.join()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_long_table_ends_on_the_page_and_not_in_its_file(tmp_path: Path) -> None:
     """Twelve encodings give 198 comparisons, thirteen 234: more than a page shows."""
     settings = {**SMALL, "encodings": [f"mine-{n}" for n in range(13)], "lengths": (64, 128, 256, 512)}

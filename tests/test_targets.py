@@ -40,6 +40,7 @@ def column(tmp_path: Path, name: str, **where: object) -> pd.Series:
     return data["nll"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_studies_of_one_name_are_never_added_up(tmp_path: Path) -> None:
     a = synthetic.write_study(tmp_path / "a", small())
     b = synthetic.write_study(tmp_path / "b", small(level={"rope": 3.0}))
@@ -55,6 +56,7 @@ def test_studies_of_one_name_are_never_added_up(tmp_path: Path) -> None:
     assert losses.iloc[0] == pytest.approx(expected)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_other_texts_are_flagged_and_nothing_is_called_best(tmp_path: Path) -> None:
     a = synthetic.write_study(tmp_path, small())
     b = synthetic.write_study(tmp_path, small(study="other").assign(corpus="wiki", corpus_hash="d" * 64))

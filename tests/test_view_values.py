@@ -35,6 +35,7 @@ def test_what_was_not_measured_is_refused(study: Path, tmp_path: Path, line: str
     assert not (tmp_path / "out" / "index.html").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_was_measured_is_shown(study: Path, tmp_path: Path) -> None:
     view = tmp_path / "v.yaml"
     view.write_text("protocol: nonoverlapping\nlengths: [128]\nattention_run: rope-s0\n", encoding="utf-8")

@@ -62,6 +62,7 @@ def finish(folder: Path, run: str, date: str = "2026-01-02T03:00:00+00:00") -> N
     (folder / run / "DONE").write_text(json.dumps({"finished": date}), encoding="utf-8")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_watch_follows_a_study_to_its_end(
     running: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def test_watch_follows_a_study_to_its_end(
     assert json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["studies"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_watch_ends_at_once_when_all_is_done(tmp_path: Path) -> None:
     folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**SMALL, protocols=("nonoverlapping",)))
     assert len(list(report.watch([folder], tmp_path / "out", formats=()))) == 1
@@ -113,6 +115,7 @@ def test_a_study_is_finished_when_its_evaluation_holds_every_run(
     assert progress.is_finished(studies.read_study(folder)) is finished
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_of_the_recipe_that_have_not_started_are_named(tmp_path: Path) -> None:
     """On the page, in the line of --watch and in `ls runs`; a study is not finished without them."""
     folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**SMALL, protocols=("nonoverlapping",)))
@@ -164,6 +167,7 @@ def test_training_writes_the_runs_of_its_recipe(tmp_path: Path) -> None:
     assert planned.read_asked(study) == ("nope-s3",)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_watch_does_not_wait_for_runs_that_nobody_picked(tmp_path: Path) -> None:
     """`train --only`: what was not asked for is named, and no reason to go on."""
     folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**SMALL, protocols=("nonoverlapping",)))

@@ -166,7 +166,7 @@ def test_utf8_is_read_in_any_locale(tmp_path) -> None:
     """Case 62: `PYTHONUTF8=0 LC_ALL=C` changes nothing, nor does a byte order mark."""
     (tmp_path / "é.yaml").write_bytes("\ufeffname: é\n".encode())
     code = (
-        "import pathlib, sys; from pe_study import yaml_strict;"
+        "import pathlib, sys; from pe_study.settings import yaml_strict;"
         "print(ascii(yaml_strict.read_mapping(next(pathlib.Path(sys.argv[1]).glob('*.yaml'))).value))"
     )
     environment = os.environ | {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
