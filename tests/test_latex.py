@@ -11,20 +11,21 @@ import pytest
 import synthetic_studies as synthetic
 
 from pe_study import report, tables
-from pe_study.reporting import latex, page_tables
+from pe_study.reporting import latex
+from pe_study.reporting.main_table import main_table
 
 
-def main_table(**options: object) -> str:
+def drawn(**options: object) -> str:
     rows = synthetic.plain_rows(
         lengths=(64, 128), num_documents=3, protocols=("nonoverlapping",), rescales=("none",), **options
     )
     curves = tables.length_curves(rows)
-    return latex.tabular(page_tables.main_table(curves, "nll", "nonoverlapping", None, chosen=True))
+    return latex.tabular(main_table(curves, "nll", "nonoverlapping", None, chosen=True))
 
 
 def test_the_best_of_each_column_is_bold() -> None:
     """Worked out by hand: the lowest of each length, as often as it is tied."""
-    text = main_table(encodings=["nope", "rope"], damage={"rope": 3.0})
+    text = drawn(encodings=["nope", "rope"], damage={"rope": 3.0})
     rows = [line.removesuffix(r" \\").split(" & ") for line in text.splitlines() if r" \\" in line]
     assert rows[0] == ["encoding", "64", "128"]
     values = {row[0]: row[1:] for row in rows[1:]}
@@ -39,7 +40,7 @@ def test_special_characters_are_escaped() -> None:
     assert latex.escaped(r"a_b & 50 % #1 {x} ~^\ $") == (
         r"a\_b \& 50 \% \#1 \{x\} \textasciitilde{}\textasciicircum{}\textbackslash{} \$"
     )
-    assert "my\\_rope" in main_table(encodings=["nope", "my_rope"])
+    assert "my\\_rope" in drawn(encodings=["nope", "my_rope"])
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -61,7 +62,7 @@ def test_every_table_of_a_page_is_balanced(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex")
 def test_latex_accepts_a_table(tmp_path: Path) -> None:
-    body = main_table(encodings=["nope", "rope"])
+    body = drawn(encodings=["nope", "rope"])
     document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"
     (tmp_path / "t.tex").write_text(document, encoding="utf-8")
     subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, capture_output=True)

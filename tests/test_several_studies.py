@@ -12,7 +12,7 @@ import pytest
 import synthetic_studies as synthetic
 
 from pe_study import report, rows
-from pe_study.reporting import page_tables
+from pe_study.reporting.main_table import main_table
 
 SMALL = {"encodings": ["nope", "rope"], "lengths": (64, 128, 256), "num_documents": 3}
 SMALL |= {"protocols": ("nonoverlapping",), "rescales": ("none", "yarn:auto")}
@@ -155,7 +155,7 @@ def test_no_best_where_texts_are_cut_otherwise(changed: dict, reason: str) -> No
     for name, rows_of in (("alone", [frame]), ("both", [frame, other])):
         both = pd.concat(rows_of, ignore_index=True).assign(study=lambda one: one["study"].astype(str))
         curves = tables.length_curves(both)
-        made[name] = page_tables.main_table(curves, "nll", "sliding", None, chosen=True)
+        made[name] = main_table(curves, "nll", "sliding", None, chosen=True)
     assert any(cell.kind == "best" for row in made["alone"].rows for cell in row)
     assert not any(cell.kind == "best" for row in made["both"].rows for cell in row)
     assert reason in made["both"].note

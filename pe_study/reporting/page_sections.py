@@ -20,6 +20,7 @@ from pe_study.reporting import (
 )
 from pe_study.reporting.comparisons import Comparison, Decomposition, unmade
 from pe_study.reporting.findings import cache_sentence, yarn_sentence
+from pe_study.reporting.main_table import main_table
 from pe_study.reporting.page_parts import Material, Section, named_once
 from pe_study.reporting.studies import Evaluation, Study
 
@@ -58,10 +59,8 @@ def _length(material: Material) -> Section:
             figure = plots.length_figure(material.curves, metric, protocol, material.looks)
             section.add(figure, metric, protocol, chosen)
         if material.wants_table("main"):
-            table = page_tables.main_table(
-                material.curves, metric, protocol, material.view.lengths, chosen=chosen
-            )
-            section.tables.append(table)
+            lengths = material.view.lengths
+            section.tables.append(main_table(material.curves, metric, protocol, lengths, chosen=chosen))
     return section
 
 

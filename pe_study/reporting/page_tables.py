@@ -1,4 +1,4 @@
-"""The tables of a page: text of every cell, what it sorts by, and the data of its CSV."""
+"""What a table of a page is: the text of its cells, what they sort by, its CSV; and tables of judgements."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from pe_study import tables
-from pe_study.reporting import likeness, rates
+from pe_study.reporting import rates
 from pe_study.reporting.comparisons import Comparison, Decomposition, comparison_table, decomposition_table
-from pe_study.reporting.curves import number
 from pe_study.reporting.outcomes import speaks_of
 from pe_study.reporting.verdicts import Verdict, verdict_table
 
 METRIC_NAMES = {"perplexity": "perplexity", "bits_per_byte": "bits per byte", "nll": "loss (nats)"}
-MOST_LENGTHS = 10
 MOST_ROWS = 24  # of a table that is open at first
 MOST_SHOWN = 200  # of a table at all; the CSV has every row
 DASH = "\u2013"
@@ -57,56 +54,6 @@ class Table:
     def folded(self) -> bool:
         """Whether the page shows it on request only."""
         return len(self.rows) > MOST_ROWS
-
-
-def main_table(
-    curves: pd.DataFrame, metric: str, protocol: str, lengths: Sequence[int] | None, *, chosen: bool
-) -> Table:
-    """Labels and rescales down, lengths across; the best of a column is marked."""
-    shown = curves[(curves["protocol"] == protocol) & (curves["rescale"] != tables.TRUNCATION)]
-    over = tables.in_bytes(shown)
-    in_unit = "" if over is None else " in bytes"
-    data, shown = shown, shown if over is None else over
-    have = sorted({int(n) for n in shown["length"] if lengths is None or n in lengths})
-    frame = tables.main_table(shown, metric, have[:: math.ceil(len(have) / MOST_LENGTHS) or 1])
-    several = frame.index.get_level_values("study").nunique() > 1
-    reason = likeness.unlike(shown, metric)
-    best = {n: math.nan if reason else _best(frame[n]) for n in frame.columns}
-    rows = []
-    for (study, label, rescale), values in frame.iterrows():
-        name = str(label) if rescale == "none" else f"{label}, {rescale}"
-        cells = [Cell(f"{name} ({study})" if several else name)]
-        rows.append(cells + [_value(values[n], best[n], metric) for n in frame.columns])
-    most = int(shown["num_seeds"].max()) if len(shown) else 0
-    marked = f"none is marked, not being like for like ({reason})." if reason else "the best is marked."
-    seeds = "One seed." if most <= 1 else f"Means over up to {most} seeds."
-    return Table(
-        name=f"main-{protocol}-{metric}",
-        title=f"{METRIC_NAMES[metric].capitalize()} by length{in_unit} ({protocol})",
-        columns=[Column("encoding"), *(Column(f"{n:,}", numeric=True) for n in frame.columns)],
-        rows=rows,
-        data=data.drop(columns=["corpus_hash", "tokenizer_hash"]),
-        note=f"{tables.METRICS[metric].capitalize()}; lower is better; {marked} {seeds}",
-        metric=metric,
-        protocol=protocol,
-        chosen=chosen,
-    )
-
-
-def _best(column: pd.Series) -> float:
-    return min(
-        (value for value in column if isinstance(value, float) and math.isfinite(value)), default=math.nan
-    )
-
-
-def _value(value: Any, best: float, metric: str) -> Cell:
-    if not isinstance(value, float):
-        return Cell(str(value), kind="status")
-    if math.isnan(value):
-        return Cell("not run", kind="status")
-    digits = 2 if metric == "perplexity" else 3
-    text = number(value) if metric == "perplexity" and value >= 1000 else f"{value:.{digits}f}"
-    return Cell(text, value, "best" if value == best else "n")
 
 
 def plain(
