@@ -20,7 +20,7 @@ AT_A_LENGTH = {
 }
 BOS = "beginnings (BOS on and off)"
 # What tells the texts of one study apart, and how to say it; the hash only where names do not.
-_TEXT: dict[str, Callable[[Any], str]] = {
+TEXT: dict[str, Callable[[Any], str]] = {
     "corpus": str,
     "unit": lambda unit: f"unit {unit}",
     "bos": lambda bos: "bos on" if bos == 1 else "bos off",
@@ -62,7 +62,7 @@ def apart(rows: pd.DataFrame, beside: pd.DataFrame | None = None) -> pd.DataFram
     beside: the plain rows of the same studies, where `rows` are others (under controls, of snapshots): the
     two then carry the same names.
     """
-    columns = ["study", "protocol", *_TEXT]
+    columns = ["study", "protocol", *TEXT]
     frames = [
         frame[columns].drop_duplicates().astype(object) for frame in (beside, rows) if frame is not None
     ]
@@ -70,7 +70,7 @@ def apart(rows: pd.DataFrame, beside: pd.DataFrame | None = None) -> pd.DataFram
     if len(kinds) == len(kinds.drop_duplicates(["study", "protocol"])):
         return rows
     names = kinds["study"].astype(str)
-    for column, text in _TEXT.items():
+    for column, text in TEXT.items():
         here = kinds.assign(study=names).groupby("study", observed=True)
         differ = here[column].transform("nunique") > 1
         names = names.where(~differ, names + " (" + kinds[column].map(text).astype(str) + ")")

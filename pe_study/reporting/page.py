@@ -59,7 +59,7 @@ def compose(targets: Targets, view: View, command: str) -> Page:
     """Compute the page of one or several studies and bench files; `command` is what makes it again."""
     studies = targets.studies
     raw = _rows(studies)
-    rows, left_out = tables.united(likeness.apart(raw))
+    rows, left_out = tables.united(likeness.apart(raw).assign(origin=raw["study"]))
     curves = tables.length_curves(rows)
     judged_by = verdicts.protocol_for(rows)
     metrics = _metrics(curves)
@@ -71,6 +71,7 @@ def compose(targets: Targets, view: View, command: str) -> Page:
             "attention_run": probe_sections.attention_runs(studies),
         }
     )
+    compared = comparisons.compare(rows, judged_by) if judged_by else []
     material = Material(
         studies=studies,
         benches=targets.benches,
@@ -85,7 +86,7 @@ def compose(targets: Targets, view: View, command: str) -> Page:
         protocols=protocols,
         protocol=view.protocol if view.protocol in protocols else judged_by or next(iter(protocols), ""),
         verdicts=verdicts.verdicts(rows, judged_by) if judged_by else [],
-        comparisons=rates.marked(comparisons.compare(rows, judged_by), studies) if judged_by else [],
+        comparisons=rates.marked(compared, studies, rows),
         decompositions=comparisons.decompose(rows),
     )
     return Page(
@@ -128,8 +129,9 @@ def _others(studies: Sequence[Study], kind: str, raw: pd.DataFrame) -> pd.DataFr
 def _findings(material: Material) -> list[str]:
     """What the rows say; where bench files alone were given, what those say."""
     if material.studies:
+        rows, judged_by = material.rows, verdicts.protocol_for(material.rows)
         said = findings(material.verdicts, material.curves)
-        return [*said, *rates.sentences(material.comparisons, material.studies)]
+        return [*said, *rates.sentences(material.comparisons, material.studies, rows, judged_by or "")]
     return [sentence for _, bench in material.benches for sentence in sentences(bench)]
 
 

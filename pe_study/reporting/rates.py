@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pe_study.reporting.comparisons import Comparison
+import pandas as pd
+
+from pe_study.reporting.captions import joined
+from pe_study.reporting.comparisons import Comparison, compare
+from pe_study.reporting.likeness import TEXT
 from pe_study.reporting.studies import Run, Study
 
 # Keys of `train` that decide no weight.
@@ -28,45 +32,95 @@ def pairs(studies: Sequence[Study]) -> Iterator[tuple[Study, Study]]:
             yield one, other
 
 
-def marked(found: Sequence[Comparison], studies: Sequence[Study]) -> list[Comparison]:
-    """The comparisons, those marked that have another sign in a study of other rates."""
-    turned = {id(each) for _, _, one, other in _turned(found, studies) for each in (one, other)}
+def marked(found: Sequence[Comparison], studies: Sequence[Study], rows: pd.DataFrame) -> list[Comparison]:
+    """The comparisons, those marked that have another sign in a study of other rates.
+
+    rows: those that were compared; their `origin` is the study's own name where `study` also tells texts.
+    """
+    turned = {id(each) for both in _matched(found, studies, rows) for each in both if _depends(*both)}
     return [dataclasses.replace(each, depends_on_rate=id(each) in turned) for each in found]
 
 
-def sentences(found: Sequence[Comparison], studies: Sequence[Study]) -> list[str]:
-    """The rates side by side, and a sentence for every comparison that they turn round."""
+def sentences(
+    found: Sequence[Comparison], studies: Sequence[Study], rows: pd.DataFrame, protocol: str
+) -> list[str]:
+    """The rates side by side, and what they turn round: at the lengths of `found` and the training length.
+
+    Rates are chosen at the training length, so encodings are compared there, too; Holm's correction is then
+    over the comparisons at that length, and leaves those declared in advance as they are.
+    """
+    apart = list(pairs(studies))
+    everywhere = [*compare(rows, protocol, (1,)), *found] if apart else []
     said = []
-    for one, other in pairs(studies):
+    for one, other in apart:
         said.append(
             f"**{one.name} and {other.name}** differ in learning rates alone ({_rates_of(one)}; against "
             f"{_rates_of(other)})."
         )
-        turned = [
-            (a, b) for first, second, a, b in _turned(found, studies) if (first, second) == (one, other)
-        ]
-        said += [_sentence(a, b) for a, b in turned]
-        if not turned:
-            said.append(
-                f"No difference between encodings that is shown in {one.name} or {other.name} has "
-                "another sign in the other."
-            )
+        texts: dict[tuple[str, str], list[tuple[Comparison, Comparison]]] = {}
+        for a, b in _matched(everywhere, (one, other), rows):
+            texts.setdefault((a.study, b.study), []).append((a, b))
+        for both in texts.values():
+            said += _of_a_text(both)
+        if not texts:
+            said.append(f"No comparison of encodings is in both {one.name} and {other.name}.")
     return said
 
 
-def _turned(
-    found: Sequence[Comparison], studies: Sequence[Study]
-) -> Iterator[tuple[Study, Study, Comparison, Comparison]]:
-    """Comparisons of both studies with opposite signs, at least one of them shown to differ."""
+def _of_a_text(both: Sequence[tuple[Comparison, Comparison]]) -> list[str]:
+    """What the rates turn round in two studies on one text."""
+    one, other = (each.study for each in both[0])
+    turned = sorted((two for two in both if _turned(*two)), key=lambda two: two[0].length)
+    said = [_sentence(*two) for two in turned if _depends(*two)]
+    if not said:
+        said.append(
+            f"At {_lengths(a for a, _ in both)}, no difference between encodings that is shown in {one} or "
+            f"{other} has another sign in the other."
+        )
+    unshown: dict[str, list[Comparison]] = {}
+    for a, b in turned:
+        if not _depends(a, b):
+            unshown.setdefault(f"{a.label} against {a.other}", []).append(a)
+    if unshown:
+        each = "; ".join(f"{pair} at {_lengths(found)}" for pair, found in unshown.items())
+        said.append(f"Not shown in {one} or {other}, but of another sign in the other: {each}.")
+    return said
+
+
+def _matched(
+    found: Sequence[Comparison], studies: Sequence[Study], rows: pd.DataFrame
+) -> Iterator[tuple[Comparison, Comparison]]:
+    """Comparisons of two encodings on one text at one length, in studies of other rates."""
+    origins = _origins(rows)
+    places: dict[str, dict[tuple[Any, ...], Comparison]] = {}
+    for each in found:
+        study, text = origins[each.study, each.protocol]
+        pair = frozenset((each.label, each.other))
+        places.setdefault(study, {})[each.protocol, text, each.length, pair] = each
     for one, other in pairs(studies):
-        theirs = {_place(each): each for each in found if each.study == other.name}
-        for each in found:
-            match = theirs.get(_place(each))
-            if each.study != one.name or match is None or not (each.differs or match.differs):
-                continue
-            same = 1 if match.label == each.label else -1
-            if each.interval.estimate * match.interval.estimate * same < 0:
-                yield one, other, each, match
+        theirs = places.get(other.name, {})
+        for place, each in places.get(one.name, {}).items():
+            if place in theirs:
+                yield each, theirs[place]
+
+
+def _origins(rows: pd.DataFrame) -> dict[tuple[str, str], tuple[str, tuple[str, ...]]]:
+    """(study as shown, protocol) -> (the study itself, what tells its text)."""
+    named = rows if "origin" in rows else rows.assign(origin=rows["study"])
+    kinds = named[["study", "protocol", "origin", *TEXT]].astype(str).drop_duplicates()
+    return {
+        (shown, protocol): (study, tuple(text))
+        for shown, protocol, study, *text in kinds.itertuples(index=False, name=None)
+    }
+
+
+def _turned(one: Comparison, other: Comparison) -> bool:
+    same = 1 if other.label == one.label else -1
+    return one.interval.estimate * other.interval.estimate * same < 0
+
+
+def _depends(one: Comparison, other: Comparison) -> bool:
+    return _turned(one, other) and (one.differs or other.differs)
 
 
 def _sentence(one: Comparison, other: Comparison) -> str:
@@ -80,8 +134,9 @@ def _lower(one: Comparison) -> str:
     return f"in {one.study} {best} is lower by {abs(one.interval.estimate):.3f} nats{shown}"
 
 
-def _place(one: Comparison) -> tuple[Any, ...]:
-    return one.protocol, one.length, one.level, frozenset((one.label, one.other))
+def _lengths(found: Iterable[Comparison]) -> str:
+    """`64, 128 and 256`."""
+    return joined([f"{length:,}" for length in sorted({each.length for each in found})])
 
 
 def _key(run: Run) -> tuple[str, int]:
