@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cached_property
@@ -177,15 +177,18 @@ class Checkpoint:
         spec = self.config.rescale if self.is_ours else "none"
         return {} if spec == "none" else {"trained_in": spec}
 
-    def check_kernel(self, kernel: str, device: torch.device | None = None) -> None:
-        """UsageError for an attention kernel that is unknown or cannot run the model (None: on the CPU)."""
+    def check_kernel(
+        self, kernel: str, device: torch.device | None = None, rescales: Iterable[str] = ()
+    ) -> None:
+        """UsageError for an attention kernel that is unknown or cannot run the model (None: on the CPU),
+        RescaleError where it cannot under one of the rescales."""
         if self.is_ours:
             where, encoding = device or torch.device("cpu"), self.config.build_encoding()
             attention.resolve(kernel, where, DTYPES[self.dtype], encoding, "causal")
         elif kernel not in HF_KERNELS:
             raise UsageError(f'unknown kernel "{kernel}"; {did_you_mean(kernel, HF_KERNELS)}')
         else:
-            hf_attention.check_kernel(self.config, kernel, DTYPES[self.dtype])
+            hf_attention.check_kernel(self.config, kernel, DTYPES[self.dtype], rescales)
 
     def load(
         self, rescale: str = "none", length: int | None = None, kernel: str = "auto", device_map: Any = None
@@ -217,7 +220,7 @@ class Checkpoint:
         return model.eval()
 
     def _hf_options(self, rescale: str, length: int | None, kernel: str) -> dict[str, Any]:
-        self.check_kernel(kernel)
+        self.check_kernel(kernel, rescales=[rescale])
         config = copy.deepcopy(self.config)
         declared = length or self.original_length
         if declared is not None:
@@ -294,4 +297,4 @@ def resolved_kernel(model: Any) -> str:
     """The attention kernel that runs."""
     if hasattr(model, "resolved_kernel"):
         return model.resolved_kernel(model.device)
-    return hf_attention.own_kernel(str(getattr(model.config, "_attn_implementation", "unknown")))
+    return str(getattr(model.config, "_attn_implementation", "unknown"))

@@ -266,7 +266,7 @@ def test_what_a_checkpoint_cannot_take_is_refused_in_one_line(config, tmp_path) 
     subject = checkpoint_subject(str(tmp_path), {})
     for refuse in (
         lambda: controls.check(subject, "attention_window=8", "auto", None),
-        lambda: diagnostics.check(subject),
+        lambda: diagnostics.check(subject, "auto"),
     ):
         with pytest.raises(PlanError, match=r"^[^\n]*AttentionInterface$"):
             refuse()
@@ -281,6 +281,11 @@ def test_kernels_that_cannot_hide_more_are_refused(llama) -> None:
     subject = checkpoint_subject(str(llama), {})
     with pytest.raises(PlanError, match="attention_window: found kernel flex; accepted: eager, sdpa"):
         controls.check(subject, "attention_window=8", "flex", None)
+    with pytest.raises(PlanError, match="diagnostics: .*kernel flex: .*accepted: sdpa, eager"):
+        diagnostics.check(subject, "flex")
+    with pytest.raises(RescaleError, match=r"rescale yarn:2\+logn: kernel flex: .*accepted: sdpa, eager"):
+        subject.checkpoint.check_kernel("flex", rescales=["none", "yarn:2+logn"])
+    subject.checkpoint.check_kernel("flex", rescales=["none", "yarn:2"])
     assert subject.checkpoint.takes("yarn:2+logn")
 
 

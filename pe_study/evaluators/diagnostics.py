@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 QUERIES = 2048  # of a document, that `diagnostics_step: auto` measures at most
-VERSION = 1  # raised when rows would come out differently
+VERSION = 2  # raised when rows would come out differently
 
 
-def check(subject: Subject) -> None:
+def check(subject: Subject, kernel: str) -> None:
     """PlanError where a model's attention cannot be looked at, or holds more than is looked at."""
     checkpoint = subject.checkpoint
     if checkpoint.is_ours:
@@ -50,6 +50,8 @@ def check(subject: Subject) -> None:
     kind = checkpoint.config.model_type
     if not hf_attention.goes_through_interface(checkpoint.config):
         raise PlanError(f"diagnostics: {subject.name}: {hf_attention.refusal(kind)}")
+    if kernel == "flex":
+        raise PlanError(f"diagnostics: {subject.name}: {hf_attention.no_matrix(kernel)}")
     unknown = hf_attention.unmeasured(checkpoint.config)
     if unknown:
         raise PlanError(f"diagnostics: {subject.name}: {hf_attention.unmeasured_says(kind, unknown)}")
@@ -61,15 +63,22 @@ def step_of(asked: int | str, length: int) -> int:
 
 
 def collect(model: Any, sequences: Iterable[np.ndarray], bins: Bins) -> dict[int, Sums]:
-    """The statistics of each layer over sequences of ids, each read whole in one pass, no logits held."""
+    """The statistics of each layer over sequences of ids, each read whole in one pass; no logits are held
+    where the model can do without."""
     collector, device = Collector(bins), model_device(model)
-    keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-    options: dict[str, Any] = {"use_cache": False, **({"logits_to_keep": 1} if keeps_logits else {})}
     with evaluation_mode(model), torch.inference_mode(), _looking(model, collector):
+        options: dict[str, Any] = {"use_cache": False, **_few_logits(model)}
         for ids in sequences:
             ids_1T = torch.from_numpy(np.asarray(ids, dtype=np.int64))[None].to(device)
             model(ids_1T, **options)
     return collector.layers
+
+
+def _few_logits(model: Any) -> dict[str, Any]:
+    """What makes a model leave its logits out, unless it leaves queries out with them."""
+    hooks = hf_attention.installed(model)
+    takes = "logits_to_keep" in inspect.signature(model.forward).parameters
+    return {"logits_to_keep": 1} if takes and not (hooks and hooks.cut) else {}
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class Evaluation:
     def prepare(cls, subject: Subject, plan: Plan, kernel: str, texts: Texts) -> Evaluation:
         """Everything that can be refused is refused here, before anything is measured."""
         plan = plan.resolve(subject.train_length)
-        subject.checkpoint.check_kernel(kernel, sharing.device())
+        subject.checkpoint.check_kernel(kernel, sharing.device(), plan.rescales)
         if subject.checkpoint.rotary is not None:
             for rescale in plan.rescales:
                 subject.checkpoint.frequencies(rescale, max(plan.resolve_lengths(None)))
@@ -60,7 +60,7 @@ class Evaluation:
         for control in controls.asked(plan):
             controls.check(subject, control, kernel, sharing.device())
         if plan.diagnostics:
-            diagnostics.check(subject)
+            diagnostics.check(subject, kernel)
         text = texts.of(subject, plan)
         far_context.check_documents(plan, text.sequences)
         return cls(subject, plan, kernel, text)

@@ -1,17 +1,18 @@
 """What evaluations change, or look at, in the attention of a Hugging Face model, through its own interface.
 
-A model whose attention goes through transformers' AttentionInterface gets an implementation that changes
-queries and masks, or looks at them, and leaves the output to the implementation that the model had.
+A model whose attention goes through transformers' AttentionInterface gets hooks that change queries and
+masks, or look at them, and leave the output to the implementation that the model has.
 
 Shape legend: B batch, H query heads, G key heads, T queries, S keys, K head width.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,8 @@ from pe_study.errors import RescaleError, UsageError
 from pe_study.kernels.statistics import Collector
 from pe_study.rescales import logn_factor, parse
 
-PREFIX = "pe_study+"
+ATTRIBUTE = "_pe_study_hooks"
+PROBE = 3  # tokens that `install` reads
 WINDOWED = ("eager", "sdpa")  # implementations whose mask is a matrix that more can be hidden in
 ROWS = 512  # queries at a time under a window
 _SUPPORT = {"sdpa": "_supports_sdpa", "flex": "_supports_flex_attn", "flash": "_supports_flash_attn"}
@@ -32,12 +34,14 @@ _UNKNOWN = ("s_aux", "position_bias", "head_mask")  # arguments that change scor
 @dataclass
 class Hooks:
     """Of one model. train_length: that of logn (None: off). window: the keys each query sees (None: all).
-    collector: what its layers are measured by. layers: those that came by since `install`."""
+    collector: what its layers are measured by. layers: those that came by since `install`. cut: whether some
+    of them read fewer queries where fewer logits are asked for (Gemma 4's layers that share keys)."""
 
     train_length: int | None = None
     window: int | None = None
     collector: Collector | None = None
     layers: set[int] = field(default_factory=set)
+    cut: bool = False
 
 
 def goes_through_interface(config: Any) -> bool:
@@ -68,8 +72,9 @@ def model_class(config: Any) -> Any:
     return own[0] if isinstance(own, tuple) else own
 
 
-def check_kernel(config: Any, kernel: str, dtype: torch.dtype) -> None:
-    """UsageError for a kernel that cannot run a checkpoint here, naming those that can; `auto` always can."""
+def check_kernel(config: Any, kernel: str, dtype: torch.dtype, rescales: Iterable[str]) -> None:
+    """UsageError for a kernel that cannot run a checkpoint here, naming those that can; `auto` always can.
+    RescaleError where it cannot take logn."""
     can = _kernels(config, dtype)
     if kernel not in ("auto", *can):
         needs = " without flash-attn and a CUDA GPU" if kernel == "flash" and not _has_flash() else ""
@@ -77,6 +82,9 @@ def check_kernel(config: Any, kernel: str, dtype: torch.dtype) -> None:
             f"kernel {kernel} cannot run {config.model_type} in {str(dtype).removeprefix('torch.')}{needs}; "
             f"these can: {', '.join(can)}"
         )
+    multiplied = [rescale for rescale in rescales if parse(rescale).logn]
+    if kernel == "flex" and multiplied:
+        raise RescaleError(f"rescale {multiplied[0]}: {no_matrix(kernel)}")
 
 
 def _kernels(config: Any, dtype: torch.dtype) -> list[str]:
@@ -94,28 +102,35 @@ def _has_flash() -> bool:
 
 def installed(model: Any) -> Hooks | None:
     """The hooks of a model, if it has any."""
-    found = getattr(model, "_pe_study_hooks", None)
+    found = getattr(model, ATTRIBUTE, None)
     return found if isinstance(found, Hooks) else None
 
 
 def install(model: Any) -> Hooks:
     """Puts the hooks of a loaded model in place, the same ones at every call. UsageError where its attention
-    does not go through the interface."""
+    does not go through the interface, or its kernel takes masks that are no matrices."""
     there = installed(model)
     if there is not None:
         return there
-    own = str(model.config._attn_implementation)
+    if "flex" in str(model.config._attn_implementation):
+        raise UsageError(no_matrix("flex"))
     hooks = Hooks()
-    if model._can_set_attn_implementation():
-        _register(own)
-        for module in model.modules():
-            module._pe_study_hooks = hooks
-        model.set_attn_implementation(PREFIX + own)
-        with torch.inference_mode():
-            model(torch.tensor([[0, 0, 0]], device=model.device), use_cache=False)
+    _hook_interface()
+    for module in model.modules():
+        setattr(module, ATTRIBUTE, hooks)
+    cut = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    with torch.inference_mode():
+        model(torch.tensor([[0] * PROBE], device=model.device), use_cache=False, **cut)
     if not hooks.layers:
+        for module in model.modules():
+            delattr(module, ATTRIBUTE)
         raise UsageError(refusal(model.config.model_type))
     return hooks
+
+
+def no_matrix(kernel: str) -> str:
+    """Why nothing can be changed or measured in the attention of a kernel."""
+    return f"kernel {kernel}: its masks are no matrices that more can be told from; accepted: sdpa, eager"
 
 
 def refusal(model_type: str) -> str:
@@ -137,67 +152,93 @@ def add_logn(model: Any, rescale: str, train_length: int | None) -> None:
         raise RescaleError(f"rescale {rescale}: {refused}") from None
 
 
-def own_kernel(implementation: str) -> str:
-    """The name of the implementation that computes the output."""
-    return implementation.removeprefix(PREFIX)
+def _hook_interface() -> None:
+    """Once a process: every attention that transformers hands out looks for hooks in its module.
 
+    The implementation keeps its name, by which some models decide on masks (DeepSeek V3.2, Gemma 4); without
+    hooks, and with hooks that ask for nothing, it gets what it was called with.
+    """
+    from transformers.modeling_utils import AttentionInterface
 
-def _register(own: str) -> None:
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
-
-    if PREFIX + own in ALL_ATTENTION_FUNCTIONS:
+    find = AttentionInterface.get_interface
+    if getattr(find, ATTRIBUTE, False):
         return
 
-    def hooked(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Any:
-        run = ALL_ATTENTION_FUNCTIONS.get(own) or sys.modules[type(module).__module__].eager_attention_forward
-        return _hooked(run, own, module, (q, k, v, mask), options)
+    @functools.wraps(find)
+    def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        run = find(self, attn_implementation, default)
 
-    AttentionInterface.register(PREFIX + own, hooked)
-    AttentionMaskInterface.register(PREFIX + own, ALL_MASK_ATTENTION_FUNCTIONS[own])
+        def attend(module: Any, *given: Any, **options: Any) -> Any:
+            if not isinstance(getattr(module, ATTRIBUTE, None), Hooks):
+                return run(module, *given, **options)
+            named = dict(zip(("query", "key", "value", "attention_mask"), given[:4], strict=False))
+            called = _Call(run, str(attn_implementation), module, given[4:])
+            return _hooked(called, **named, **options)
+
+        return attend
+
+    setattr(get_interface, ATTRIBUTE, True)
+    AttentionInterface.get_interface = get_interface  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of an implementation: what runs, its name, for which module, what came behind the mask."""
+
+    run: Callable[..., Any]
+    name: str
+    module: Any
+    more: tuple[Any, ...]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Any:
+        return self.run(self.module, q, k, v, mask, *self.more, **options)
 
 
 def _hooked(
-    run: Callable[..., Any],
-    own: str,
-    module: Any,
-    given: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    options: dict[str, Any],
+    call: _Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    **options: Any,
 ) -> Any:
-    hooks: Hooks = module._pe_study_hooks
-    q_BHTK, k_BGSK, v_BGSK, mask = given
-    hooks.layers.add(layer := int(getattr(module, "layer_idx", len(hooks.layers))))
+    hooks: Hooks = getattr(call.module, ATTRIBUTE)
+    q_BHTK, k_BGSK, v_BGSK, mask = query, key, value, attention_mask
+    hooks.layers.add(layer := int(getattr(call.module, "layer_idx", len(hooks.layers))))
+    hooks.cut = hooks.cut or q_BHTK.shape[2] < k_BGSK.shape[2] == PROBE
     if hooks.train_length is not None:
         q_BHTK = q_BHTK * _logn(q_BHTK, k_BGSK, mask, hooks).to(q_BHTK.dtype)
     if hooks.collector is not None:
         _collect(hooks, layer, q_BHTK, k_BGSK, mask, options)
     if hooks.window is None or k_BGSK.shape[2] <= hooks.window:
-        return run(module, q_BHTK, k_BGSK, v_BGSK, mask, **options)
-    if own not in WINDOWED:
-        raise UsageError(f"attention_window needs kernel sdpa or eager, found {own}")
+        return call(q_BHTK, k_BGSK, v_BGSK, mask, options)
+    if call.name not in WINDOWED:
+        raise UsageError(f"attention_window needs kernel sdpa or eager, found {call.name}")
     parts = []
     for start in range(0, q_BHTK.shape[2], ROWS):
         rows = slice(start, start + ROWS)
         q_part, first, seen = _windowed(q_BHTK, k_BGSK, mask, rows, hooks.window)
-        if own == "eager":
+        if call.name == "eager" and seen.dtype == torch.bool:
             hidden = torch.finfo(q_part.dtype).min
             seen = torch.zeros_like(seen, dtype=q_part.dtype).masked_fill(~seen, hidden)
         keys = slice(first, first + seen.shape[-1])
-        parts.append(run(module, q_part, k_BGSK[:, :, keys], v_BGSK[:, :, keys], seen, **options)[0])
+        parts.append(call(q_part, k_BGSK[:, :, keys], v_BGSK[:, :, keys], seen, options)[0])
     return torch.cat(parts, dim=1), None
 
 
 def _windowed(
     q_BHTK: Tensor, k_BGSK: Tensor, mask: Tensor | None, rows: slice, window: int
 ) -> tuple[Tensor, int, Tensor]:
-    """Queries of a block, the first key that one of them sees, and which keys each does (… T', S')."""
+    """Queries of a block, the first key that one of them sees, and the mask between them (…, T', S'): which
+    keys each sees, or what is added to its scores where the model's own mask adds."""
     offset = k_BGSK.shape[2] - q_BHTK.shape[2]
     t = torch.arange(q_BHTK.shape[2], device=q_BHTK.device)[rows, None] + offset
     first = max(0, int(t[0]) - window + 1)
     s = torch.arange(first, int(t[-1]) + 1, device=q_BHTK.device)
     seen = ((s <= t) & (s > t - window))[None, None]
     if mask is not None:
-        seen = seen & _shown(mask[:, :, rows, first : int(t[-1]) + 1])
+        own = mask[:, :, rows, first : int(t[-1]) + 1]
+        seen = seen & own if own.dtype == torch.bool else own.masked_fill(~seen, torch.finfo(own.dtype).min)
     return q_BHTK[:, :, rows], first, seen
 
 
@@ -234,7 +275,9 @@ def _collect(
         s, t = torch.arange(scores_BHCS.shape[-1], device=q_BHTK.device), queries_C[:, None] + offset
         seen = ((s <= t) & (s > t - (window or k_BGSK.shape[2])))[None, None]
         if mask is not None:
-            seen = seen & _shown(mask[:, :, queries_C, : scores_BHCS.shape[-1]])
+            own = mask[:, :, queries_C, : scores_BHCS.shape[-1]]
+            seen = seen & _shown(own)
+            scores_BHCS = scores_BHCS if own.dtype == torch.bool else scores_BHCS + own
         return scores_BHCS if softcap is None else softcap * torch.tanh(scores_BHCS / softcap), seen
 
     hooks.collector.add(layer, q_BHTK, k_BGSK, scale, modify=modify)
@@ -243,5 +286,6 @@ def _collect(
 def _is_causal(mask: Tensor) -> bool:
     """Whether each query sees every key up to its own and nothing else is hidden."""
     num_queries, num_keys = mask.shape[-2:]
-    seen = torch.arange(num_keys - num_queries, num_keys, device=mask.device) + 1
-    return bool((_shown(mask).sum(-1) == seen).all())
+    seen, shown = torch.arange(num_keys - num_queries, num_keys, device=mask.device) + 1, _shown(mask)
+    adds = mask.dtype != torch.bool and bool((mask.masked_fill(~shown, 0) != 0).any())
+    return not adds and bool((shown.sum(-1) == seen).all())
