@@ -18,6 +18,7 @@ from scipy import special
 
 from pe_study import stats
 from pe_study.reporting import plans
+from pe_study.reporting.choices import told_apart
 from pe_study.reporting.palette import order
 from pe_study.reporting.studies import Study
 from pe_study.rows import LATE as LATE
@@ -54,7 +55,7 @@ def united(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
     Two strides at one length are two protocols: "sliding_128", "sliding_256".
     """
-    return plans.united(_by_stride(rows), SERIES)
+    return plans.united(_by_stride(told_apart(rows)[0]), SERIES)
 
 
 def prepare(rows: pd.DataFrame) -> pd.DataFrame:
@@ -86,8 +87,9 @@ def cells(rows: pd.DataFrame, aggregation: str = "token") -> pd.DataFrame:
     """One row a series, length and seed: sums of nll, tokens, bytes, windows; nll and bits_per_byte.
 
     A cell with a lost row keeps its place with that status and no number. aggregation: `token` weights by
-    tokens, `yarn` takes the mean of window means.
+    tokens, `yarn` takes the mean of window means. Rows are plain, or those of one control.
     """
+    assert rows["control"].nunique() <= 1, "rows under a control stand in no table of others"
     keys = [*SERIES, "length", "seed"]
     scored = rows["num_tokens"] > 0
     work = rows.assign(
@@ -191,7 +193,8 @@ def in_bytes(shown: pd.DataFrame) -> pd.DataFrame | None:
 
 
 def position_curves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Loss by position bin of every series and length."""
+    """Loss by position bin of every series and length. Rows are plain, or those of one control."""
+    assert rows["control"].nunique() <= 1, "rows under a control stand in no table of others"
     keys = [*SERIES, "length", "seed", "position_lo", "position_hi"]
     scored = rows[(rows["num_tokens"] > 0) & ~rows["status"].isin(LOST)]
     scored = scored.assign(nll_sum=scored["nll_sum"].fillna(np.inf), bytes_known=scored["num_bytes"].notna())

@@ -217,6 +217,22 @@ def test_means_of_windows_are_what_is_printed_and_written(tmp_path, text):
     assert "sliding (means of window means)" in listing.results(folder)
 
 
+def test_two_strides_are_printed_as_two_protocols(tmp_path, text):
+    source = str(llama_folder(tmp_path / "llama"))
+    plan = plan_of(corpus=str(text), lengths=[32, 64], rescales=["none"], num_documents=1)
+    plan = plan.with_overrides(["protocols=[{name: sliding, stride: 8}, {name: sliding, stride: 32}]"])
+    folder = evaluate(source, plan, runs_root=tmp_path / "runs")
+    cells = json.loads((folder / "results.json").read_text())["results"]
+    for stride in (8, 32):
+        [values] = [cell for task, cell in cells.items() if task.endswith(f"none/sliding_{stride}")]
+        [line] = [
+            block.split("\n")[2].split()
+            for block in listing.results(folder).split("\n\n")
+            if block.startswith(f"bits per byte, sliding_{stride}\n")
+        ]
+        assert line[-2:] == [f"{values[f'bits_per_byte_{length},none']:.3f}" for length in (32, 64)]
+
+
 def test_targets_that_end_alike_get_a_folder_each(tmp_path, text):
     """One must not write over the rows of the other."""
     sources = [str(llama_folder(tmp_path / name / "final", intermediate_size=size)) for name, size in SIZES]

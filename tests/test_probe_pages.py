@@ -55,6 +55,20 @@ def test_controls_show_under_the_protocol_that_ran(controlled, tmp_path) -> None
     assert shown_under(page, "controls-exact-context-nll") == ""
 
 
+def test_a_control_at_two_strides_is_told_against_the_plain_rows_of_its_stride(tmp_path) -> None:
+    made = synthetic.rows(**SMALL, protocols=("sliding",))
+    parts = [
+        made.assign(stride=stride, control=control, nll_sum=made["nll_sum"] + harm * made["num_tokens"])
+        for stride in (16, 32)
+        for control, harm in (("none", 0.0), ("attention_window=32", stride / 16))
+    ]
+    study = synthetic.write_study(tmp_path / "runs", made)
+    rows.write_rows(pd.concat(parts, ignore_index=True), study / "eval" / "length")
+    said = section_of(page_of(tmp_path, study, "controls", "sliding_16"), "Controls")
+    told = [line for line in said.split("\n") if "changes the loss" in line]
+    assert len(told) == 1 and "**attention_window=32** at 256" in told[0] and "nope +1.000" in told[0]
+
+
 def test_controls_that_ran_under_the_chosen_protocol_are_told_once(controlled, tmp_path) -> None:
     page = page_of(tmp_path, controlled, "controls", "exact-context")
     said = section_of(page, "Controls")

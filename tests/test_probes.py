@@ -10,11 +10,12 @@ import pytest
 from tiny import tiny_recipe
 
 from pe_study import rows
-from pe_study.commands import flags
+from pe_study.commands import flags, listing
 from pe_study.errors import PlanError, RescaleError
 from pe_study.evaluators import diagnostics, evaluation
 from pe_study.evaluators.study import evaluate
 from pe_study.plan import load_plan
+from pe_study.reporting import findings
 from pe_study.train import train_study
 
 PLAN = {
@@ -57,6 +58,43 @@ def test_each_model_runs_the_rescales_it_knows_under_each_control(results) -> No
     assert (at_1x["none"] != at_1x["attention_window=8"]).all()
     assert (at_1x["none"] != at_1x["shuffle_positions"]).all()
     assert at_1x.loc[("alibi", "none"), "none"] == at_1x.loc[("alibi", "linear:auto"), "none"]
+
+
+def test_a_printed_line_is_plain_or_of_one_control(results) -> None:
+    """What is printed is what results.json has, where a control is a task of its own; plain lines first."""
+    summary = json.loads((results / "results.json").read_text())["results"]
+    title, head, *lines = listing.results(results).split("\n")
+    assert title == "bits per byte, prefix"
+    assert head.split() == ["label", "rescale", "16", "32"]
+    printed = [(line.split("  ", 1)[0].strip(), *_told(line)) for line in lines]
+    controls = [control for _, _, control, _ in printed]
+    assert controls == sorted(controls, key=lambda name: ("", *sorted(CONTROLS - {"none"})).index(name))
+    assert set(controls) == {"", *CONTROLS} - {"none"}
+    assert len(printed) == len(summary) == 15
+    for label, rescale, control, values in printed:
+        task = summary[f"{label}-s0/{rescale}/prefix{'_' * bool(control)}{control}"]
+        assert values == [f"{task[f'bits_per_byte_{length},none']:.3f}" for length in (16, 32)]
+
+
+def _told(line: str) -> tuple[str, str, list[str]]:
+    """Rescale, control and numbers of a printed line."""
+    _, rescale, *control, first, second = line.replace(", ", " ").split()
+    return rescale, "".join(control), [first, second]
+
+
+def test_controls_of_an_earlier_call_stay_on_lines_of_their_own(results, study) -> None:
+    """A call without controls prints the plain lines of the one before it."""
+    before = listing.results(results)
+    plain = load_plan({**PLAN, "attention_window": None, "shuffle_positions": False, "diagnostics": False})
+    assert listing.results(evaluate("tiny", plain, runs_root=study)) == before
+
+
+def test_the_cost_of_an_8_bit_cache_is_that_of_plain_cells() -> None:
+    cell = {"run": "r", "rescale": "none", "protocol": "prefix", "length": 32}
+    costs = [{**cell, "difference": 0.01}, {**cell, "control": "none", "difference": 0.02}]
+    costs.append({**cell, "control": "shuffle_positions", "difference": 0.5})
+    assert "at most +0.0200 nats a token over 2 cells" in (findings.cache_sentence(costs) or "")
+    assert findings.cache_sentence(costs[2:]) is None
 
 
 def test_what_lies_within_the_window_is_scored_as_without_it(results) -> None:

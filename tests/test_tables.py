@@ -130,3 +130,12 @@ def test_the_control_comes_first() -> None:
         dict.fromkeys(tables.length_curves(made(encodings=["zeta", "alibi", "rope", "nope"]))["label"])
     )
     assert labels == ["nope", "rope", "alibi", "zeta"]
+
+
+def test_rows_under_a_control_stand_in_no_table_of_plain_ones() -> None:
+    rows = made()
+    both = pd.concat([rows, rows.assign(control="attention_window=8")], ignore_index=True)
+    for table in (tables.length_curves, tables.position_curves):
+        with pytest.raises(AssertionError, match="under a control"):
+            table(both)
+        assert len(table(rows)) == len(table(rows.assign(control="attention_window=8")))

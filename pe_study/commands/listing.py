@@ -8,13 +8,17 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pe_study import encodings, plan, planned, recipe, rope_scaling, runs, shipped
 from pe_study.commands import forecast, layout
 from pe_study.errors import RecipeError, UsageError, did_you_mean
 from pe_study.reporting import findings
-from pe_study.settings import overlays, schema
+from pe_study.settings import leaves, overlays, schema
 from pe_study.training import bases
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 KERNELS = {
     "auto": "the best for the device, encoding and mask; logged and written into every row",
@@ -124,22 +128,50 @@ def is_recipe(path: Path) -> bool:
 
 
 def results(folder: Path) -> str:
-    """What an evaluation measured, a table a protocol: bits per byte, or perplexity without bytes."""
-    from pe_study import rows, tables
+    """What an evaluation measured, a table a protocol: bits per byte, or perplexity without bytes.
 
-    frame = rows.read_rows(folder)
-    aggregation = runs.read_json(folder / "results.json")["config"]["plan"]["aggregation"]
-    curves = tables.length_curves(frame[frame["protocol"] != tables.LATE], aggregation)
+    Plain lines first, then one a control, marked. Lengths in bytes stand at the head as the plan has them.
+    """
+    from pe_study import tables
+
+    curves = _curves(folder)
     metric = "bits_per_byte" if curves["bits_per_byte"].notna().any() else "perplexity"
+    means = " (means of window means)" if _aggregation(folder) == "yarn" else ""
     blocks = []
-    for protocol, shown in curves.groupby("protocol", sort=False):
-        wide = tables.main_table(shown, metric, sorted(shown["length"].unique())).reset_index()
+    for protocol, shown in curves.groupby("protocol", sort=False, observed=True):
+        in_bytes = bool(shown["length_bytes"].notna().all())
+        shown = shown.assign(length=shown["length_bytes"].astype(int)) if in_bytes else shown
+        lengths = sorted(shown["length"].unique())
+        wide = tables.main_table(shown, metric, lengths)[lengths].reset_index()
         if wide["study"].nunique() == 1:
             wide = wide.drop(columns="study")
+        if in_bytes:
+            wide = wide.rename(columns={length: leaves.bytes_text(length) for length in lengths})
         lines = [{str(key): _figure(value) for key, value in row.items()} for row in wide.to_dict("records")]
-        means = " (means of window means)" if aggregation == "yarn" else ""
         blocks.append(f"{tables.METRICS[metric]}, {protocol}{means}\n{layout.table(lines)}")
     return "\n\n".join([*blocks, *_cache_lines(folder)])
+
+
+def _curves(folder: Path) -> pd.DataFrame:
+    """The curves of plain rows, then those of each control, whose name its rescale carries."""
+    import pandas as pd
+
+    from pe_study import rows, tables
+    from pe_study.reporting import studies
+
+    frame = studies.plain(rows.read_rows(folder)).assign(plan="")
+    parts = []
+    for control in sorted(frame["control"].unique(), key=lambda name: (name != rows.NO_CONTROL, name)):
+        measured = frame[(frame["control"] == control) & (frame["protocol"] != tables.LATE)]
+        curves = tables.length_curves(tables.prepare(measured), _aggregation(folder))
+        if control != rows.NO_CONTROL:
+            curves["rescale"] = curves["rescale"].astype(str) + f", {control}"
+        parts.append(curves.astype(dict.fromkeys(("study", "label", "rescale", "protocol"), object)))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _aggregation(folder: Path) -> str:
+    return str(runs.read_json(folder / "results.json")["config"]["plan"]["aggregation"])
 
 
 def _cache_lines(folder: Path) -> list[str]:

@@ -23,11 +23,18 @@ OWN = "as it is"
 AXES = {"trained_tokens": "tokens trained on", "device_hours": "device-hours"}
 
 
+def united(controls: pd.DataFrame) -> pd.DataFrame:
+    """Rows under controls in which each cell comes from one plan and two strides are two protocols, each
+    control for itself."""
+    parts = [tables.prepare(rows) for _, rows in controls.groupby("control", observed=True)]
+    return pd.concat(parts, ignore_index=True)
+
+
 def control_curves(plain: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
-    """Curves of rows under each control, and the plain ones (`control` none) of the same series."""
+    """Curves of united rows under each control, and the plain ones (`control` none) of the same series."""
     parts = [plain.assign(control=NO_CONTROL)]
     for control, rows in controls.groupby("control", observed=True):
-        parts.append(tables.length_curves(tables.prepare(rows)).assign(control=str(control)))
+        parts.append(tables.length_curves(rows).assign(control=str(control)))
     return unrescaled(pd.concat(parts, ignore_index=True))
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 from pe_study.reporting.captions import counted, listed
 from pe_study.reporting.outcomes import change_text, names, outcomes
 from pe_study.reporting.verdicts import FAMILY, PREFERRED, Verdict
+from pe_study.rows import NO_CONTROL
 
 
 def findings(found: Sequence[Verdict], curves: pd.DataFrame) -> list[str]:
@@ -186,7 +187,8 @@ def _range(numbers: set[int]) -> str:
 
 
 def cache_sentence(costs: Sequence[Mapping[str, object]]) -> str | None:
-    """How much loss an 8-bit cache added, at most, over the cells that were also read without it."""
+    """How much loss an 8-bit cache added, at most, over the plain cells that were also read without it."""
+    costs = [cost for cost in costs if cost.get("control", NO_CONTROL) == NO_CONTROL]
     if not costs:
         return None
     worst = max(costs, key=lambda cost: float(str(cost["difference"])))

@@ -17,9 +17,9 @@ from pe_study.rows import DIAGNOSTICS, read_rows
 def controls(material: Material) -> Section:
     """The length figure again, with a line a control; each control shows, whatever protocol is chosen."""
     section = Section("controls", "Controls")
-    rows = material.controls
-    if rows is None or not material.wants("controls"):
+    if material.controls is None or not material.wants("controls"):
         return section
+    rows = control_figures.united(material.controls)
     ran = _ran(rows)
     first = _first(material, ran)
     for protocol, names in first.items():

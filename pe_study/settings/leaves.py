@@ -182,6 +182,12 @@ def length(in_bytes: bool = False) -> Accepts:
     return Accepts(f"{phrase}, or 4kB (bytes of text)" if in_bytes else phrase, parse)
 
 
+def bytes_text(num_bytes: int) -> str:
+    """A length in bytes as a person writes it: 256 as `256B`, 1024 as `1kB`."""
+    whole, rest = divmod(num_bytes, THOUSAND)
+    return f"{num_bytes}B" if rest else f"{whole}kB"
+
+
 def parse_length(value: int | str, train_length: int | None = None) -> int:
     """A length in tokens: 512, `2k` = 2048, `4x` = four training lengths, rounded half up to a whole token.
 
