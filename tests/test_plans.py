@@ -43,10 +43,20 @@ def test_seeds_and_lengths_of_two_plans_are_one_grid() -> None:
 
 @pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
 def test_lengths_of_another_plan_count_where_it_scored_every_target_too(protocol: str) -> None:
-    whole = rows(protocol)
+    """Eight documents of unequal sizes, which the other plan's would hardly have by chance."""
+    whole = rows(protocol, num_documents=8)
     found = both(whole[whole["length"] < 512], whole[whole["length"] == 512])
     pd.testing.assert_frame_equal(curve(found), curve(whole))
     assert tables.left_out(found) == []
+
+
+def test_equal_sizes_prove_no_documents() -> None:
+    """Under `tokens_per_document` every document has as many targets: other ones would, too."""
+    whole = rows(num_documents=8)
+    whole[["num_tokens", "num_bytes"]] = 64
+    found = both(whole[whole["length"] < 512], whole[whole["length"] == 512])
+    assert curve(found).index.tolist() == [64, 128, 256]
+    assert "nonoverlapping of plan b (lengths 512) is left out" in tables.left_out(found)[0]
 
 
 @pytest.mark.parametrize("protocol", ["exact-context", "prefix"])
@@ -56,8 +66,8 @@ def test_targets_that_rows_cannot_prove_equal_are_left_out_and_named(protocol: s
     found = both(whole[whole["length"] < 512], whole[whole["length"] == 512])
     assert curve(found).index.tolist() == [64, 128, 256]
     assert tables.left_out(found) == [
-        f"synthetic: {protocol} of plan b (lengths 512) is left out, since plan a scored other targets; "
-        "report one plan's folder to see it alone."
+        f"synthetic: {protocol} of plan b (lengths 512) is left out, since plan a is not known to have scored "
+        "the same targets; report one plan's folder to see it alone."
     ]
 
 

@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from pe_study.reporting.choices import EVERY_TARGET, same_cells
 from pe_study.rows import LATE
 
 CELL = ["length", "seed"]
 # Protocols whose targets depend on the longest length of the plan (docs/definitions.md).
 PAST_LONGEST = ("exact-context", "fixed-target", LATE)
-EVERY_TARGET = ("nonoverlapping", "sliding")  # those whose targets are all of a document's
-SAME_LOSS = 5e-3  # relative: two measurements of one cell, in other number types, agree within it
 
 
 def united(rows: pd.DataFrame, series: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
     """Rows in which every cell (series, length, seed) comes from one plan, and what was left out, in words.
 
-    Plans of a series join where they scored the same targets; the others are left out, whole, in favour of
+    Documents are told apart before (`choices`). Plans of a series join where they scored the same targets; the others are left out, whole, in favour of
     the plan of most cells. Of two plans with one cell, the one with a number counts.
     """
     if rows.empty or rows["plan"].nunique() < 2:
@@ -49,7 +48,8 @@ def _said(key: tuple[str, str, str], protocols: set[str], lengths: set[int]) -> 
     said = ", ".join(f"{length:,}" for length in sorted(lengths))
     return (
         f"{study}: {', '.join(sorted(protocols))} of plan {plan} (lengths {said}) is left out, "
-        f"since plan {kept} scored other targets; report one plan's folder to see it alone."
+        f"since plan {kept} is not known to have scored the same targets; report one plan's folder to see it "
+        "alone."
     )
 
 
@@ -75,7 +75,7 @@ def _one_plan_a_cell(parts: Sequence[pd.DataFrame]) -> np.ndarray:
 def _same_targets(first: pd.DataFrame, other: pd.DataFrame) -> bool:
     """Whether two plans of one series scored the same targets, as far as their rows can tell.
 
-    A document's number is its place in a plan's choice, so equal numbers alone prove nothing.
+    Their documents have equal numbers only where they are known to be the same (`choices`).
     """
     if first is other:
         return True
@@ -86,7 +86,7 @@ def _same_targets(first: pd.DataFrame, other: pd.DataFrame) -> bool:
         return False
     shared = one.merge(two, left_index=True, right_index=True, suffixes=("_one", "_two"))
     if len(shared):
-        return _same_cells(shared)
+        return same_cells(shared)
     protocol = str(first["protocol"].iloc[0]).partition("_")[0]
     if protocol in PAST_LONGEST and first["length"].max() != other["length"].max():
         return False
@@ -98,16 +98,6 @@ def _documents(part: pd.DataFrame) -> pd.DataFrame:
     scored = part[part["num_tokens"] > 0]
     columns = ["num_tokens", "num_bytes", "nll_sum"]
     return scored.groupby([*CELL, "document"], observed=True)[columns].sum(min_count=1)
-
-
-def _same_cells(shared: pd.DataFrame) -> bool:
-    """Cells that both measured: the same counts and, up to rounding, the same loss, document by document."""
-    counts = all(
-        shared[f"{name}_one"].equals(shared[f"{name}_two"].rename(f"{name}_one"))
-        for name in ("num_tokens", "num_bytes")
-    )
-    one, two = shared["nll_sum_one"].to_numpy(float), shared["nll_sum_two"].to_numpy(float)
-    return counts and bool(np.isclose(one, two, rtol=SAME_LOSS, equal_nan=True).all())
 
 
 def _counts(documents: pd.DataFrame) -> Mapping[int, set[float]]:
