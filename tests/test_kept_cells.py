@@ -77,6 +77,19 @@ def test_other_numbers_of_targets_replace_each_other(run):
     assert targets(run(protocols=["prefix"])) == kept, "of a protocol that is not asked for, the latest draw"
 
 
+def test_what_leaves_the_results_is_named(run, caplog):
+    """Another choice of documents cannot stand in one table with them; the cells stay and come back."""
+    run(protocols=["nonoverlapping"], unit="document")
+    run(protocols=["nonoverlapping"], unit="document", lengths=[16, 32])
+    assert "make room" not in caplog.text
+    run(protocols=["prefix"], tokens_per_document=32)
+    assert "(nonoverlapping) lay there, of other documents" in caplog.text
+    assert "--output FOLDER keeps both" in caplog.text
+    frame = run(protocols=["nonoverlapping"], unit="document")
+    assert set(frame["protocol"]) == {"nonoverlapping"}
+    assert set(frame["length"]) == {16, 32}
+
+
 def test_another_longest_length_measures_only_what_it_changes(run, monkeypatch):
     """The longest length decides the targets of sampled protocols; others are what they were."""
     protocols = ["exact-context", "nonoverlapping"]

@@ -6,6 +6,7 @@ that were measured on the same text, also those of runs and lengths that this ca
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from pe_study import rope_scaling, runs
-from pe_study.errors import RescaleError
+from pe_study.errors import DataError, RescaleError
 from pe_study.evaluators import cells, diagnostics, over_training, retrieval, sharing, summary
 from pe_study.evaluators.byte_lengths import ByteEvaluation
 from pe_study.evaluators.cache_cost import cache_costs
@@ -25,7 +26,7 @@ from pe_study.evaluators.subjects import Subject, default_plan, find_study, find
 from pe_study.evaluators.texts import Texts
 from pe_study.loading import hf_rope
 from pe_study.plan import Plan
-from pe_study.rows import DIAGNOSTICS, NO_CONTROL, RESULTS, RETRIEVAL, write_rows
+from pe_study.rows import DIAGNOSTICS, NO_CONTROL, RESULTS, RETRIEVAL, read_rows, write_rows
 
 __all__ = ["default_plan", "evaluate"]
 
@@ -78,6 +79,7 @@ def evaluate(
         with store.assembling():
             current = _current(target, runs_root, evaluations)
             before = _measured_before(store, current, evaluations)
+            _say_what_leaves(folder, frames + before)
             write_results(folder, evaluations, frames + before, cache_costs(evaluations, store))
             diagnostics.measure(evaluations, folder, current, _models_of if plan.diagnostics else None)
     if plan.tasks:
@@ -125,6 +127,28 @@ def _measured_before(
     """Rows of runs, rescales and lengths that this call did not pick: same text, same weights."""
     keys = [evaluation.key(cell) for evaluation in evaluations for cell in evaluation.cells()]
     return store.others({cells.name(key) for key in keys}, current, {cells.setting(key) for key in keys})
+
+
+def _say_what_leaves(folder: Path, frames: Sequence[pd.DataFrame]) -> None:
+    """Warn of runs and protocols that the results held and will hold no longer: of other documents, say."""
+    with contextlib.suppress(DataError):
+        held = [read_rows(folder)] if (folder / RESULTS).is_file() else []
+        if gone := sorted(_places(held) - _places(frames)):
+            logger.warning(
+                "%s: %s (%s) lay there, of other documents, dtype, kernel or weights, and make room; cells are "
+                "kept, so that their own command shows them again; --output FOLDER keeps both",
+                folder / RESULTS,
+                ", ".join(dict.fromkeys(run for run, _ in gone)),
+                ", ".join(dict.fromkeys(protocol for _, protocol in gone)),
+            )
+
+
+def _places(frames: Sequence[pd.DataFrame]) -> set[tuple[str, str]]:
+    """(run, protocol) of all rows."""
+    columns = ["run", "protocol"]
+    return {
+        (str(run), str(name)) for frame in frames for run, name in frame[columns].drop_duplicates().to_numpy()
+    }
 
 
 def write_results(
