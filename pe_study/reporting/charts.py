@@ -1,20 +1,21 @@
-"""Figures over other things than length: differences, decompositions, training, cost."""
+"""Figures over other things than length: training, differences, cost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from pe_study.reporting.captions import caption, slug
-from pe_study.reporting.comparisons import Comparison, Decomposition, comparison_table, decomposition_table
+from pe_study.reporting.comparisons import Comparison, comparison_table
 from pe_study.reporting.curves import Line, draw_lines, limits_of, number
-from pe_study.reporting.drawing import GRID, INK, MUTED, PAPER, POINTS, SIZES, Canvas, Figure, row_names
+from pe_study.reporting.cuts import arrow, arrows_text, drawn_interval, reach_of, write
+from pe_study.reporting.drawing import GRID, MUTED, PAPER, POINTS, SIZES, Canvas, Figure, row_names
 from pe_study.reporting.fitting import fitted
 from pe_study.reporting.palette import CONTROL, Look, dashed
 
@@ -72,18 +73,18 @@ def differences_figure(
     against = CONTROL if any(CONTROL in (one.label, one.other) for one in found) else None
     against = against or (found[0].label if found else None)
     chosen = [_from(one, against) for one in found if against in (one.label, one.other)]
-    chosen = [one for one in chosen if math.isfinite(one[2])]
+    chosen = [one for one in chosen if math.isfinite(one.value)]
     if not chosen:
         return None
-    lengths = sorted({one[1] for one in chosen})
-    labels = [label for label in looks if any(one[0] == label for one in chosen)]
+    lengths = sorted({one.length for one in chosen})
+    labels = [label for label in looks if any(one.label == label for one in chosen)]
+    panels = {length: [one for one in chosen if one.length == length] for length in lengths}
 
     def draw(canvas: Canvas) -> None:
-        panels = canvas.axes(len(lengths) if canvas.narrow else 1, 1 if canvas.narrow else len(lengths))
+        sheet = canvas.axes(len(lengths) if canvas.narrow else 1, 1 if canvas.narrow else len(lengths))
         canvas.reserve_left(labels)
         named = len(lengths) - 1 if canvas.narrow else len(lengths) // 2
-        for place, (axes, length) in enumerate(zip(panels, lengths, strict=True)):
-            here = [one for one in chosen if one[1] == length]
+        for place, (axes, (length, here)) in enumerate(zip(sheet, panels.items(), strict=True)):
             named_rows(axes, labels, names=canvas.narrow or place == 0)
             _forest(axes, here, labels, looks, canvas)
             axes.set_title(f"length {length:,}")
@@ -101,8 +102,9 @@ def differences_figure(
             curves[(curves["protocol"] == protocol) & (curves["rescale"] == "none")], protocol, bands=False
         )
         + f" Left of zero is better than {against}. 95 % intervals {what}; filled: differs from {against} "
-        f"after Holm's correction over all {num_tests} pairs and lengths, hollow: not shown to differ.",
-        alt="; ".join(f"{label} {value:+.3f} nats at {n:,}" for label, n, value, *_ in chosen),
+        f"after Holm's correction over all {num_tests} pairs and lengths, hollow: not shown to differ."
+        + "".join(dict.fromkeys(_cut_text(here) for here in panels.values())),
+        alt="; ".join(f"{one.label} {one.value:+.3f} nats at {one.length:,}" for one in chosen),
         table=comparison_table(found),
         draw=draw,
         height=of_rows(labels, 0.75),
@@ -110,12 +112,23 @@ def differences_figure(
     )
 
 
-def _from(one: Comparison, against: str | None) -> tuple[str, int, float, float, float, bool]:
-    """(label, length, difference from `against`, low, high, differs)."""
+@dataclass(frozen=True)
+class _Difference:
+    """A label's loss minus that of the one that all are held against, with its interval."""
+
+    label: str
+    length: int
+    value: float
+    low: float
+    high: float
+    differs: bool
+
+
+def _from(one: Comparison, against: str | None) -> _Difference:
     low, high = one.interval.bounds()
     if one.other == against:
-        return one.label, one.length, one.interval.estimate, low, high, one.differs
-    return one.other, one.length, -one.interval.estimate, -high, -low, one.differs
+        return _Difference(one.label, one.length, one.interval.estimate, low, high, one.differs)
+    return _Difference(one.other, one.length, -one.interval.estimate, -high, -low, one.differs)
 
 
 def named_rows(axes: Axes, labels: Sequence[str], *, names: bool = True) -> None:
@@ -129,85 +142,37 @@ def named_rows(axes: Axes, labels: Sequence[str], *, names: bool = True) -> None
     axes.grid(False, axis="y")
 
 
-def _forest(axes: Axes, here: Sequence[tuple], labels: Sequence[str], looks: Looks, canvas: Canvas) -> None:
+def _cut_text(here: Sequence[_Difference]) -> str:
+    return arrows_text("value", [(one.value, one.low, one.high) for one in here], _reach(here))
+
+
+def _reach(here: Sequence[_Difference]) -> float:
+    return reach_of([one.value for one in here], [end for one in here for end in (one.low, one.high)])
+
+
+def _forest(
+    axes: Axes, here: Sequence[_Difference], labels: Sequence[str], looks: Looks, canvas: Canvas
+) -> None:
     """A row a label: the estimate and its interval. A value far outside the others is cut and written."""
-    values = np.array([one[2] for one in here])
-    reach = max(4 * float(np.median(np.abs(values))), 0.02)
+    reach = _reach(here)
     axes.axvline(0, color=MUTED, linewidth=1)
-    for label, _, value, low, high, differs in here:
-        row, colour = labels.index(label), looks[label].light
-        if abs(value) > reach:
-            edge = math.copysign(reach, value)
-            axes.plot([edge], [row], ">" if value > 0 else "<", color=colour, clip_on=False)
-            side = "right" if value > 0 else "left"
-            axes.text(edge * 0.92, row, f"{value:+.2f}", ha=side, va="center", fontsize=canvas.points - 1)
+    for one in here:
+        row, colour = labels.index(one.label), looks[one.label].light
+        if abs(one.value) > reach:
+            arrow(axes, math.copysign(reach, one.value), row, colour)
+            write(axes, one.value, one.low, one.high, row, canvas.points - 1)
             continue
-        axes.plot([max(low, -reach), min(high, reach)], [row, row], color=colour, linewidth=1.6)
-        face = colour if differs else PAPER
-        axes.plot([value], [row], looks[label].marker, color=colour, markerfacecolor=face, markersize=5.5)
-    shown = [end for one in here if abs(one[2]) <= reach for end in one[2:5] if math.isfinite(end)]
-    cut = [math.copysign(reach, one[2]) for one in here if abs(one[2]) > reach]
-    low, high = min([0, *shown, *cut]), max([0, *shown, *cut])
-    axes.set_xlim(max(low, -reach) - 0.06 * (high - low), min(high, reach) + 0.06 * (high - low))
+        drawn_interval(axes, one.low, one.high, row, reach, colour, 1.6)
+        face = colour if one.differs else PAPER
+        axes.plot(
+            [one.value], [row], looks[one.label].marker, color=colour, markerfacecolor=face, markersize=5.5
+        )
+    ends = [end for one in here for end in (one.value, one.low, one.high) if math.isfinite(end)]
+    low, high = max(min([0, *ends]), -reach), min(max([0, *ends]), reach)
+    if any(abs(one.value) > reach for one in here):  # room for what is written
+        low, high = -reach, reach
+    axes.set_xlim(low - 0.06 * (high - low), high + 0.06 * (high - low))
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-
-
-def decomposition_figure(found: Sequence[Decomposition], looks: Looks, suffix: str = "") -> Figure | None:
-    """For each encoding: the change of N at the longest shared length, in early tokens and context."""
-    if not found:
-        return None
-    length = max(one.length for one in found)
-    here = [one for one in found if one.length == length]
-    labels = [label for label in looks if any(one.label == label for one in here)]
-    rows = {one.label: one for one in here}
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.axes()[0]
-        canvas.reserve_left(labels)
-        reach = 2.5 * float(np.median([abs(rows[label].total.estimate) for label in labels])) + 0.02
-        for place, label in enumerate(labels):
-            one, colour = rows[label], looks[label].light
-            for offset, interval, alpha in ((-0.2, one.early, 0.35), (0.2, one.context, 1.0)):
-                low, high = interval.bounds()
-                value = float(np.clip(interval.estimate, -reach, reach))
-                axes.barh(place + offset, value, height=0.34, color=colour, alpha=alpha, linewidth=0)
-                if abs(interval.estimate) <= reach:
-                    axes.plot(np.clip([low, high], -reach, reach), [place + offset] * 2, color=INK, lw=1)
-                else:
-                    side = "right" if value > 0 else "left"
-                    ink = INK if alpha < 1 else PAPER
-                    axes.text(
-                        value * 0.98,
-                        place + offset,
-                        f"{interval.estimate:+.2f}",
-                        ha=side,
-                        va="center",
-                        color=ink,
-                    )
-        axes.axvline(0, color=MUTED, linewidth=1)
-        axes.set_xlim(-reach * 1.05, reach * 1.05)
-        named_rows(axes, labels)
-        canvas.xlabel(axes, "change of loss from the training length, nats")
-
-    first = here[0]
-    same = "one index range" if first.same_range else "whole documents for N, the last part of them for X"
-    return Figure(
-        name=f"decomposition{suffix and '-' + slug(suffix)}",
-        title=f"Where the change at {length:,} comes from{suffix and f' ({suffix})'}",
-        caption=f"Change of the nonoverlapping loss from the training length {first.train_length:,}, in two "
-        "parts. Pale, above: early tokens of a window (nonoverlapping minus exact-context; longer windows "
-        "have fewer of them). Full, below: what more context does to a target (exact-context). Black: 95 % "
-        f"intervals ({'documents, these runs' if first.num_seeds == 1 else 'seeds and documents'}); {same}.",
-        alt="; ".join(
-            f"{label}: early tokens {rows[label].early.estimate:+.3f}, "
-            f"context {rows[label].context.estimate:+.3f} nats"
-            for label in labels
-        ),
-        table=decomposition_table(found),
-        draw=draw,
-        height=of_rows(labels, 1.0, lines=2),
-        narrow_height=of_rows(labels, 1.0, narrow=True, lines=2),
-    )
 
 
 # --- cost ------------------------------------------------------------------------------------------------

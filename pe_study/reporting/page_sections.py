@@ -19,6 +19,7 @@ from pe_study.reporting import (
     run_sections,
 )
 from pe_study.reporting.comparisons import Comparison, Decomposition, unmade
+from pe_study.reporting.decomposition_figures import decomposition_figure
 from pe_study.reporting.findings import cache_sentence, yarn_sentence
 from pe_study.reporting.main_table import main_table
 from pe_study.reporting.page_parts import Material, Section, named_once
@@ -94,7 +95,7 @@ def _protocols(material: Material) -> Section:
             section.add(figure, metric, "", metric == material.metric)
     if material.wants("decomposition") and material.decompositions:
         for _, suffix, found in _of_each(material, material.decompositions):
-            section.add(charts.decomposition_figure(found, material.looks, suffix))
+            section.add(decomposition_figure(found, material.looks, suffix))
         section.tables.append(page_tables.decompositions_table(material.decompositions))
     return section
 
