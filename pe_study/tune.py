@@ -16,11 +16,11 @@ from pe_study.commands.forecast import position_parameters
 from pe_study.errors import NonFiniteLossError, RecipeError
 from pe_study.files import write_json, write_text
 from pe_study.plan import Plan
-from pe_study.recipe import Recipe, RunSpec, build_encoding, training_values
+from pe_study.recipe import Recipe, RunSpec, build_encoding
 from pe_study.sections import EncodingSpec, TrainSpec
 from pe_study.terminal import is_main_process
 from pe_study.train import train_study
-from pe_study.training import bases, tuning
+from pe_study.training import bases, trial_folders, tuning
 from pe_study.training.run_files import NON_FINITE
 from pe_study.training.schedules import total_learning_rate
 from pe_study.training.stopping import StopRequest
@@ -55,14 +55,15 @@ def tune(
 ) -> dict[str, Any]:
     """Train every trial that is not finished; returns what `tune.json` then holds.
 
-    RecipeError for a recipe whose rate is itself tuned; what `train_study` raises. Interrupted when stopped:
-    the same call goes on. A trial without a finite loss counts as finished and is not chosen.
+    RecipeError for a recipe whose rate is itself tuned; UsageError, before any work, where trials of another
+    training lie there; what `train_study` raises. Interrupted when stopped: the same call goes on. A trial
+    without a finite loss counts as finished and is not chosen.
     """
     if isinstance(recipe.train.lr, str):
         found = f"{recipe.path}: train.lr: found {recipe.train.lr}"
         raise RecipeError(f"{found}; accepted for tune: a number, such as train.lr=3e-3 behind the recipe")
-    grid = _located(trial_recipe(recipe), runs_root)
     root = runs.study_dir(runs_root, recipe)
+    grid = trial_folders.place(_located(trial_recipe(recipe), runs_root), recipe, root / tuning.FOLDER)
     last: list[RunSpec] = []
     while todo := [run for run in grid.runs() if _loss(root, grid, run) is None]:
         try:
@@ -147,7 +148,7 @@ def _loss(root: Path, grid: Recipe, run: RunSpec) -> dict[str, Any] | None:
     done = runs.is_done(folder)
     if not done and not (folder / NON_FINITE).is_file():
         return None
-    if runs.read_json(folder / runs.PROVENANCE)["training"] != training_values(grid, run):
+    if not trial_folders.is_of(folder, grid, run):
         return None
     return {"val_loss": runs.read_json(folder / runs.DONE)["val_loss"] if done else None}
 

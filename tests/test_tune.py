@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 
 import pytest
 from tiny import tiny_recipe
@@ -131,6 +133,83 @@ def test_finished_trials_are_not_redone(tuned, monkeypatch):
     assert tune.tune(recipe_in(folder), folder / "runs")["chosen"] == result["chosen"]
 
 
+def test_how_fast_trials_were_computed_makes_no_others(tuned, monkeypatch):
+    """As little as it changes the conditions of a choice."""
+    folder, result, _ = tuned
+    monkeypatch.setattr(tune, "train_study", lambda *args, **keys: pytest.fail("trained again"))
+    quick = recipe_in(folder, "train.micro_batch_tokens=16", "train.kernel=eager")
+    assert tune.tune(quick, folder / "runs")["chosen"] == result["chosen"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["train.batch_tokens=32"], r"train\.batch_tokens: 128 -> 32"),
+        (["train.steps=10"], r"train\.steps: 5 -> 10"),  # as the recipe says, not as a trial does
+        (["encodings.1.base=500"], r"encoding\.base: 10000\.0 -> 500\.0"),
+        (["train.batch_tokens=32", "train.lr=4e-3"], r"train\.batch_tokens: 128 -> 32"),
+    ],
+)
+def test_other_conditions_are_refused_before_any_work(tuned, monkeypatch, overrides, said):
+    """In one line that names the folder of them all, what changed and two ways on."""
+    folder = tuned[0]
+    monkeypatch.setattr(tune, "train_study", lambda *args, **keys: pytest.fail("trained"))
+    with pytest.raises(UsageError) as refused:
+        tune.tune(recipe_in(folder, *overrides), folder / "runs")
+    assert re.fullmatch(
+        rf"\S*/runs/tiny/tune: tuned under other conditions \({said}\); delete this folder, or choose "
+        r"another name, such as name=tiny-2",
+        str(refused.value),
+    )
+
+
+def test_both_ways_on_lead_on(tmp_path):
+    """From a recipe that says `tuned` under other conditions to one that trains."""
+    more = ("encodings=[rope]", "train.steps=5")
+    tune.tune(recipe_in(tmp_path, *more), tmp_path / "runs")
+    changed = (*more, "train.batch_tokens=32")
+    with pytest.raises(RecipeError, match="delete"):
+        tuning.resolve(recipe_in(tmp_path, *changed, "train.lr=tuned"), tmp_path / "runs")
+    named = tune.tune(recipe_in(tmp_path, *changed, "name=tiny-2"), tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "tiny" / "tune")
+    anew = tune.tune(recipe_in(tmp_path, *changed), tmp_path / "runs")
+    assert anew["chosen"] == named["chosen"]
+    for rate in ("tuned", "tuned:tiny-2"):
+        asking = recipe_in(tmp_path, *changed, f"train.lr={rate}")
+        resolved = tuning.resolve(asking, tmp_path / "runs")
+        assert resolved.encodings[0].lr == anew["chosen"]["rope"]["lr"]
+
+
+def test_another_common_rate_goes_on(tmp_path, monkeypatch):
+    """Trials at new rates get folders of their own, those at rates that were tried serve again, and back."""
+    trained = []
+
+    def train(grid, root, **options):
+        trained.extend(run.run_id for run in grid.runs())
+        return train_study(grid, root, **options)
+
+    monkeypatch.setattr(tune, "train_study", train)
+    first = recipe_in(tmp_path, *LONG, "encodings=[t5]", "train.steps=20")
+    result = tune.tune(first, tmp_path / "runs")
+    folder = tmp_path / "runs" / "tiny" / "tune"
+    before = {path: path.read_bytes() for path in folder.glob("*/DONE")}
+    del trained[:]
+    other = tune.tune(
+        recipe_in(tmp_path, *LONG, "encodings=[t5]", "train.steps=20", "train.lr=6e-3"), tmp_path / "runs"
+    )
+    assert trained == ["t5@0.012-mult-1-s0", "t5@0.012-s0"]
+    assert {path: path.read_bytes() for path in before} == before
+    rates = [(each["lr"], each["run"]) for each in other["trials"]]
+    assert rates[:2] == [(0.003, "tune/t5@1x-mult-1.0-s0"), (0.003, "tune/t5@1x-mult-auto-s0")]
+    losses = {(each["lr"], each["lr_mult"]): each["val_loss"] for each in result["trials"]}
+    for each in other["trials"][:4]:
+        assert each["val_loss"] == losses[each["lr"], each["lr_mult"]]
+    assert json.loads((folder / "tune.json").read_text())["lr"] == 6e-3
+    del trained[:]
+    assert tune.tune(first, tmp_path / "runs")["chosen"] == result["chosen"]
+    assert trained == []
+
+
 def test_a_stopped_tuning_goes_on(tuned, tmp_path):
     """Only what is missing is trained, and the choice is that of an unbroken one."""
     stop = StopRequest()
@@ -170,11 +249,15 @@ def test_a_tuned_recipe_trains_with_the_numbers(tuned):
         ),
         (
             ["train.lr=tuned", "model.d_ff=64"],
-            r"other conditions \(model.d_ff: 48 -> 64\)\nrun: pe-study tune",
+            r"other conditions \(model.d_ff: 48 -> 64\)\ndelete \S*/runs/tiny/tune or choose another name= "
+            r"\(train.lr=tuned:NAME takes it\), then run: pe-study tune .* model.d_ff=64 train.lr=NUMBER",
         ),
         (["train.lr=tuned", "encodings=[alibi]"], r"does not hold alibi\nrun: pe-study tune"),
-        (["train.lr=tuned", "encodings.1.base=500"], r"holds rope with other options\nrun"),
-        (["train.lr=tuned", "encodings.0.lr_mult=7"], r"holds t5 with other options\nrun"),
+        (
+            ["train.lr=tuned", "encodings.1.base=500"],
+            r"holds rope with other options\ndelete \S*/tune or choose",
+        ),
+        (["train.lr=tuned", "encodings.0.lr_mult=7"], r"holds t5 with another lr_mult\nrun"),
     ],
 )
 def test_what_was_not_tuned_names_the_command(tuned, overrides, said):

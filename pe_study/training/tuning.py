@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def resolve(recipe: Recipe, runs_root: Path | str) -> Recipe:
     if not path.is_file():
         raise RecipeError(f"{where}, but {path} is not there\nfirst run: {command}")
     tuning = read_json(path)
-    _check(f"{where}, but {path}", tuning, recipe, command)
+    _check(f"{where}, but {path}", tuning, recipe, path.parent, command)
     encodings = tuple(_at_rate(spec, tuning["chosen"][spec.label]) for spec in recipe.encodings)
     update = {"encodings": encodings, "train": recipe.train.model_copy(update={"lr": tuning["lr"]})}
     resolved = recipe.model_copy(update=update)
@@ -55,9 +55,14 @@ def resolve(recipe: Recipe, runs_root: Path | str) -> Recipe:
 
 def conditions(recipe: Recipe) -> dict[str, Any]:
     """What a choice holds under: everything that decides what is learned but encodings, seeds and rates."""
-    values = training_values(recipe, recipe.runs()[0])
-    left_out = ("seed", "train.lr", *(f"train.{key}" for key in _SPEED))
-    return {key: value for key, value in values.items() if not key.startswith(("encoding.", *left_out))}
+    values = learned_from(training_values(recipe, recipe.runs()[0]))
+    left_out = ("encoding.", "seed", "train.lr")
+    return {key: value for key, value in values.items() if not key.startswith(left_out)}
+
+
+def learned_from(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The `training_values` that decide what is learned, not how fast it is computed."""
+    return {key: value for key, value in values.items() if key not in {f"train.{word}" for word in _SPEED}}
 
 
 def encoding_of(spec: EncodingSpec) -> dict[str, Any]:
@@ -195,19 +200,26 @@ def _command(recipe: Recipe, study: str, runs_root: Path | str) -> str:
     )
 
 
-def _check(where: str, tuning: Mapping[str, Any], recipe: Recipe, command: str) -> None:
+def _check(where: str, tuning: Mapping[str, Any], recipe: Recipe, folder: Path, command: str) -> None:
+    """RecipeError where a result is not for this recipe, naming what to do about it."""
+    anew = f"delete {folder} or choose another name= (train.lr=tuned:NAME takes it), then run: {command}"
     changes = training_differences(tuning["conditions"], conditions(recipe))
     if changes:
-        raise RecipeError(
-            f"{where} was tuned under other conditions ({'; '.join(changes[:5])})\nrun: {command}"
-        )
+        raise RecipeError(f"{where} was tuned under other conditions ({few(changes)})\n{anew}")
     for spec in recipe.encodings:
         chosen = tuning["chosen"].get(spec.label)
         if chosen is None:
             raise RecipeError(f"{where} does not hold {spec.label}\nrun: {command}")
+        if chosen["encoding"] != encoding_of(spec):
+            raise RecipeError(f"{where} holds {spec.label} with other options\n{anew}")
         if "multiplier" not in chosen:
             raise RecipeError(
                 f"{where} of an older version holds no number for lr_mult of {spec.label}\nrun: {command}"
             )
-        if chosen["encoding"] != encoding_of(spec) or spec.lr_mult not in ("auto", chosen["lr_mult"]):
-            raise RecipeError(f"{where} holds {spec.label} with other options\nrun: {command}")
+        if spec.lr_mult not in ("auto", chosen["lr_mult"]):
+            raise RecipeError(f"{where} holds {spec.label} with another lr_mult\nrun: {command}")
+
+
+def few(changes: Sequence[str]) -> str:
+    """The first five, and how many more there are."""
+    return "; ".join(changes[:5]) + f"; {len(changes) - 5} more" * (len(changes) > 5)
