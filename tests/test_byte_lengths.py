@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,17 +12,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers_of_all_kinds import byte_level
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pe_study import recipe, rows, runs
+from pe_study.commands import listing
 from pe_study.errors import DataError, PlanError, RecipeError
-from pe_study.evaluators import byte_lengths, seen, windows
+from pe_study.evaluators import byte_lengths, cells, live, seen, windows
 from pe_study.evaluators.byte_lengths import SPAN, windows_of
 from pe_study.evaluators.jobs import DocumentSequence, Job
 from pe_study.evaluators.perplexity import measure
 from pe_study.evaluators.reading import Reading
 from pe_study.evaluators.study import evaluate
+from pe_study.evaluators.truncation import Truncation
 from pe_study.plan import load_plan
+from pe_study.settings import leaves
 from pe_study.text.tokenization import byte_tokenizer
 
 BITS = 9.0  # a byte
@@ -138,9 +144,14 @@ def plan_of(source, **keys):
 
 
 def test_rows_have_the_length_in_both_units(source, tmp_path):
-    """A byte is a token here: an exact window has the length and the 63 targets before its last."""
+    """A byte is a token here: an exact window has the length and the 63 targets before its last, a prefix
+    of the length has one input less."""
     found = rows.read_rows(evaluate(source, plan_of(source), runs_root=tmp_path, output=tmp_path / "out"))
-    assert set(zip(found["length_bytes"], found["length"], strict=True)) == {(64, 127), (128, 191)}
+    lengths = set(zip(found["protocol"], found["length_bytes"], found["length"], strict=True))
+    assert lengths == {
+        *(("exact-context", 64, 127), ("exact-context", 128, 191)),
+        *(("prefix", 64, 63), ("prefix", 128, 127)),
+    }
     assert set(found["status"]) == {"ok"}
     exact = found[found["protocol"] == "exact-context"]
     assert (exact["position_hi"] > exact["length_bytes"]).all()
@@ -170,11 +181,109 @@ def test_prefixes_are_those_that_are_read_alone(source, tmp_path):
     assert prefix["nll_sum"].sum() == pytest.approx(one["nll_sum"].sum(), rel=1e-6)
 
 
-def test_the_truncation_line_scores_the_same_bytes(source, tmp_path):
-    plan = plan_of(source, lengths=["256B"], truncation=True)
-    found = rows.read_rows(evaluate(source, plan, runs_root=tmp_path, output=tmp_path / "out"))
-    totals = found.groupby(["protocol", "rescale"])["num_bytes"].sum().unstack("rescale")
-    assert (totals["none"] == totals["truncation"]).all()
+def test_lengths_in_tokens_are_those_of_each_protocol(source, tmp_path):
+    """What a model is declared for, and so its rows, are what each protocol has alone."""
+    plan = plan_of(source, rescales=["none", "linear:auto"])
+    both = rows.read_rows(evaluate(source, plan, runs_root=tmp_path, output=tmp_path / "both"))
+    assert set(both["status"]) == {"ok"}
+    for protocol in ("prefix", "exact-context"):
+        folder = evaluate(
+            source,
+            plan.with_overrides([f"protocols=[{protocol}]"]),
+            runs_root=tmp_path,
+            output=tmp_path / protocol,
+        )
+        alone = rows.read_rows(folder)
+        of_both = both[both["protocol"] == protocol].reset_index(drop=True)
+        assert of_both[list(alone)].equals(alone)
+    wide = plan.with_overrides(["lengths=[64B]", "protocols=[prefix]"])
+    [cell] = evaluate(source, wide, runs_root=tmp_path, dry_run=True)[:1]
+    assert (cell["length"], cell["bytes"]) == (63, 64)
+
+
+def test_cells_in_bytes_in_tokens_and_of_an_older_version_stand_in_no_table_together(source, tmp_path):
+    evaluate(source, plan_of(source, lengths=["64B"]), runs_root=tmp_path, output=tmp_path / "out")
+    for path in (tmp_path / "out" / "cells").glob("*.json"):
+        key = runs.read_json(path)
+        assert key["longest"] == (64 if key["protocol"]["name"] == "exact-context" else None)
+        in_tokens = {name: key[name] for name in key if name not in ("span_bytes", "bytes_version")}
+        others = [in_tokens, {**in_tokens, "span_bytes": SPAN}, {**key, "bytes_version": 1}]
+        assert cells.setting(key).table not in [cells.setting(other).table for other in others]
+
+
+def test_heads_of_the_table_name_the_bytes(source, tmp_path):
+    plan = plan_of(source, lengths=["64B", "0.1875kB"])
+    printed = listing.results(evaluate(source, plan, runs_root=tmp_path, output=tmp_path / "out"))
+    heads = [block.split("\n")[1].split() for block in printed.split("\n\n")]
+    assert heads == [["label", "rescale", "64B", "192B"]] * 2
+    assert [leaves.bytes_text(size) for size in (1000, 1024, 4096)] == ["1000B", "1kB", "4kB"]
+
+
+def test_a_line_of_the_growing_table_names_the_bytes(source, tmp_path, monkeypatch):
+    plan = plan_of(source, lengths=["64B"], protocols=["prefix"])
+    frame = rows.read_rows(evaluate(source, plan, runs_root=tmp_path, output=tmp_path / "out"))
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with live.LiveTable("token") as table:
+        table.add(frame)
+        table.add(frame.assign(length_bytes=None))
+        assert list(table._table.columns[3].cells) == ["64B", "63"]
+
+
+def by_context(ids_BT):
+    """Losses that depend on all that was read in the window."""
+    read_BT = torch.as_tensor(ids_BT).cumsum(-1).double()
+    return SimpleNamespace(logits=torch.sin(read_BT[..., None] * torch.arange(1, 9)))
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 10_000])
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("limit", [5, 30, 60])
+def test_the_truncation_line_scores_the_same_targets_one_by_one(limit, bos, batch_tokens):
+    """Tokens of 1 to 6 bytes: windows that are cut to one shape come from windows of several."""
+    documents = [sequence(tokenized(1000, seed), bos) for seed in range(4)]
+    plans = [
+        windows_of(document, windows.protocol("exact-context", num_targets=12), 100, 200)
+        for document in documents
+    ]
+    which = np.repeat(np.arange(4), [len(plan.start) for plan in plans])
+    places = [np.concatenate(arrays) for arrays in zip(*plans, strict=True)]
+    job = Job(documents, EXACT, int((places[1] - places[0]).max()), which, *places)
+    assert len({*zip(places[1] - places[0], places[2], strict=True)}) > 10
+    line = Truncation(documents, limit, lambda: by_context, Reading(batch_tokens))
+    found, reason = line.measure(job)
+    assert reason is None
+    expected: dict[tuple[int, int], list[tuple[float, int]]] = {}
+    for document, start, stop, first in zip(which, *places, strict=True):
+        own = documents[document]
+        begin = min(max(stop - limit, start), start + first)
+        ids = own.ids[begin : stop + 1].copy()
+        ids[0] = 7 if bos else ids[0]
+        chances = by_context(ids[:-1]).logits.log_softmax(-1)
+        for target in range(start + first, stop):  # its context in the window that was not cut
+            loss = -float(chances[target - begin, ids[target - begin + 1]])
+            at = expected.setdefault((document, int(target - start + 1).bit_length() - 1), [])
+            at.append((loss, int(own.token_bytes[target + 1])))
+    assert {(row["document"], int(row["position_lo"]).bit_length() - 1) for row in found} == set(expected)
+    for row in found:
+        here = expected[row["document"], int(row["position_lo"]).bit_length() - 1]
+        assert row["nll_sum"] == pytest.approx(sum(loss for loss, _ in here), rel=1e-5)
+        assert (row["num_tokens"], row["num_bytes"]) == (len(here), sum(size for _, size in here))
+
+
+def test_the_truncation_line_of_a_real_tokenizer_scores_the_same_bytes(source, tmp_path):
+    shutil.copytree(source, tmp_path / "bpe")
+    pieces = byte_level()
+    pieces.hf.save_pretrained(tmp_path / "bpe")
+    config = LlamaConfig.from_pretrained(source)
+    config.vocab_size, config.max_position_embeddings = pieces.vocab_size, 20
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "bpe")
+    plan = plan_of(source, lengths=["64B", "256B"], truncation=True)
+    found = rows.read_rows(evaluate(str(tmp_path / "bpe"), plan, runs_root=tmp_path, output=tmp_path / "out"))
+    assert set(found["status"]) == {"ok"}
+    totals = found.groupby(["protocol", "length_bytes", "rescale"])["num_bytes"].sum().unstack("rescale")
+    assert (totals["none"] == totals["truncation"]).all() and len(totals) == 4
+    assert found["num_bytes"].sum() > found["num_tokens"].sum()
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ Documents, and what is scored in them, are chosen by their bytes, so that every 
 are drawn; the targets of a span are the tokens that begin in it, and its context is the fewest tokens before
 the first of them that cover at least the length. Under `prefix` the window is the fewest tokens from the
 start that cover the length. The length in tokens, for which a model is declared, is that of the longest
-window.
+window of the protocol: it differs from one protocol to the other, and no other protocol changes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,18 +26,21 @@ from pe_study.evaluators.perplexity import Measured
 from pe_study.evaluators.subjects import Subject
 from pe_study.evaluators.texts import Text, Texts, bos_token_id, warned
 from pe_study.plan import Plan, bytes_of
+from pe_study.settings import leaves
 from pe_study.text.contexts import tokens_covering
 from pe_study.text.evaluation_sets import EvaluationSet
 
 SPAN = 64  # bytes of text whose tokens are scored together
 PROTOCOLS = ("exact-context", "prefix")
+VERSION = 2  # of cells in bytes: raised when their numbers alone would come out differently
 
 
 @dataclass(frozen=True)
 class ByteEvaluation(Evaluation):
-    """An evaluation whose lengths in tokens stand for bytes: `in_bytes` says which for which."""
+    """An evaluation whose lengths in tokens stand for bytes: `in_bytes` says for a protocol's name and a
+    length which."""
 
-    in_bytes: Mapping[int, int]
+    in_bytes: Mapping[tuple[str, int], int]
 
     @classmethod
     def prepare_bytes(cls, subject: Subject, plan: Plan, kernel: str) -> ByteEvaluation:
@@ -46,23 +49,39 @@ class ByteEvaluation(Evaluation):
         text = read_text(subject, plan)
         sizes = bytes_of(plan.lengths)
         specs = [windows.protocol(spec.name, num_targets=spec.num_targets) for spec in plan.protocols]
-        tokens = [max(_longest(text.sequences, spec, size, sizes[-1]) for spec in specs) for size in sizes]
-        if len(set(tokens)) < len(tokens):
-            raise PlanError(
-                f"lengths: {', '.join(map(str, plan.lengths))} are not different numbers of tokens"
-            )
-        plan = plan.model_copy(update={"lengths": tuple(tokens), "tokens_per_document": None})
+        in_bytes: dict[tuple[str, int], int] = {}
+        for spec in specs:
+            tokens = [_longest(text.sequences, spec, size, sizes[-1]) for size in sizes]
+            if len(set(tokens)) < len(tokens):
+                lengths = ", ".join(map(leaves.bytes_text, sizes))
+                raise PlanError(f"lengths: {lengths} are not different numbers of tokens under {spec.name}")
+            in_bytes |= {(spec.name, length): size for length, size in zip(tokens, sizes, strict=True)}
+        lengths_in_tokens = tuple(sorted({length for _, length in in_bytes}))
+        plan = plan.model_copy(update={"lengths": lengths_in_tokens, "tokens_per_document": None})
         prepared = Evaluation.prepare(subject, plan, kernel, _Read(text))
-        return cls(subject, prepared.plan, kernel, text, dict(zip(tokens, sizes, strict=True)))
+        return cls(subject, prepared.plan, kernel, text, in_bytes)
+
+    def cells(self) -> Iterator[Cell]:
+        """Those of each protocol at its own lengths."""
+        return (cell for cell in super().cells() if (cell.protocol.name, cell.length) in self.in_bytes)
 
     def key(self, cell: Cell, cache: str | None = None) -> dict[str, Any]:
-        return {**super().key(cell, cache), "length_bytes": self.in_bytes[cell.length], "span_bytes": SPAN}
+        return {
+            **super().key(cell, cache),
+            "longest": max(self.in_bytes.values()) if cell.protocol.past_longest else None,
+            "length_bytes": self._bytes(cell),
+            "span_bytes": SPAN,
+            "bytes_version": VERSION,
+        }
 
     def names(self, cell: Cell) -> dict[str, Any]:
-        return {**super().names(cell), "bytes": self.in_bytes[cell.length]}
+        return {**super().names(cell), "bytes": self._bytes(cell)}
+
+    def _bytes(self, cell: Cell) -> int:
+        return self.in_bytes[cell.protocol.name, cell.length]
 
     def _job(self, cell: Cell) -> Job:
-        size, longest = self.in_bytes[cell.length], max(self.in_bytes.values())
+        size, longest = self._bytes(cell), max(self.in_bytes.values())
         plans = [windows_of(each, cell.protocol, size, longest) for each in self.text.sequences]
         document = np.repeat(np.arange(len(plans)), [len(each.start) for each in plans])
         joined = [np.concatenate(arrays) for arrays in zip(*plans, strict=True)]
@@ -76,7 +95,7 @@ class ByteEvaluation(Evaluation):
         return []
 
     def _frame(self, cell: Cell, measured: Measured, models: Models) -> pd.DataFrame:
-        return super()._frame(cell, measured, models).assign(length_bytes=self.in_bytes[cell.length])
+        return super()._frame(cell, measured, models).assign(length_bytes=self._bytes(cell))
 
 
 class _Read(Texts):

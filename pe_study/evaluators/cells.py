@@ -24,8 +24,8 @@ class Setting(NamedTuple):
     """What one cell measures, in four parts.
 
     table: what must agree before rows of two evaluations may stand in one table (text, dtype, kernel,
-    version). protocol: its name. draw: what decides the targets of a sampling protocol, None for others.
-    place: the one place of the table that its rows fill.
+    version, lengths in tokens or in bytes). protocol: its name. draw: what decides the targets of a sampling
+    protocol, None for others. place: the one place of the table that its rows fill.
     """
 
     table: tuple[Any, ...]
@@ -93,7 +93,12 @@ def setting(key: Mapping[str, Any]) -> Setting:
     protocol = key["protocol"]
     draw = tuple(protocol[part] for part in ("num_targets", "anchors", "seed"))
     return Setting(
-        (str(key["text"]), str(key["dtype"]), str(key["kernel"]), int(key["version"])),
+        (
+            *(str(key[part]) for part in ("text", "dtype", "kernel")),
+            int(key["version"]),
+            key.get("span_bytes"),
+            key.get("bytes_version"),
+        ),
         str(protocol["name"]),
         (key["longest"], *draw) if key["longest"] is not None else None,
         (

@@ -10,6 +10,7 @@ import pandas as pd
 
 from pe_study.evaluators.summary import summarise
 from pe_study.rows import NO_CONTROL
+from pe_study.settings.leaves import bytes_text
 
 COLUMNS = ("run", "rescale", "protocol", "length", "perplexity", "bits/byte", "seconds")
 
@@ -48,7 +49,8 @@ class LiveTable:
         perplexity = f"{cell['perplexity']:.3f}" if cell["perplexity"] is not None else _why(cell)
         bits = "" if cell["bits_per_byte"] is None else f"{cell['bits_per_byte']:.3f}"
         under = "" if row["control"] == NO_CONTROL else f", {row['control']}"
-        names = [str(row["run"]), f"{row['rescale']}{under}", str(row["protocol"]), str(row["length"])]
+        length = str(row["length"]) if pd.isna(row["length_bytes"]) else bytes_text(int(row["length_bytes"]))
+        names = [str(row["run"]), f"{row['rescale']}{under}", str(row["protocol"]), length]
         self._table.add_row(*names, perplexity, bits, f"{seconds:.1f}")
 
 

@@ -48,7 +48,9 @@ class Truncation:
         width = np.maximum(np.minimum(job.stop - job.start, self.limit), scored)
         cut = replace(job, start=job.stop - width, first=width - scored)
         for indices, nll_BK in losses(cut, self.load(), self.reading):
-            self._add(job, sums, indices, nll_BK)
+            for first in np.unique(job.first[indices]):  # windows of one shape once cut may have had several
+                same = job.first[indices] == first
+                self._add(job, sums, indices[same], nll_BK[same])
 
     def _add_windows(self, job: Job, sums: Sums) -> None:
         heads = self._heads(job)
@@ -57,6 +59,7 @@ class Truncation:
             self._add(job, sums, indices, np.stack(rows))
 
     def _add(self, job: Job, sums: Sums, indices: np.ndarray, nll_BK: np.ndarray) -> None:
+        """Adds windows that are of one shape in `job`."""
         first = int(job.first[indices[0]])
         sums.add(job.document[indices], nll_BK, job.target_bytes(indices), first)
 
