@@ -189,15 +189,15 @@ def test_another_common_rate_goes_on(tmp_path, monkeypatch):
         return train_study(grid, root, **options)
 
     monkeypatch.setattr(tune, "train_study", train)
-    first = recipe_in(tmp_path, *LONG, "encodings=[t5]", "train.steps=20")
+    first = recipe_in(tmp_path, *LONG, "encodings=[t5]", "train.steps=100")
     result = tune.tune(first, tmp_path / "runs")
     folder = tmp_path / "runs" / "tiny" / "tune"
     before = {path: path.read_bytes() for path in folder.glob("*/DONE")}
     del trained[:]
     other = tune.tune(
-        recipe_in(tmp_path, *LONG, "encodings=[t5]", "train.steps=20", "train.lr=6e-3"), tmp_path / "runs"
+        recipe_in(tmp_path, *LONG, "encodings=[t5]", "train.steps=100", "train.lr=6e-3"), tmp_path / "runs"
     )
-    assert trained == ["t5@0.012-mult-1-s0", "t5@0.012-s0"]
+    assert trained == ["t5@0.012-mult-1-s0", "t5@2x-mult-12.5-s0"]
     assert {path: path.read_bytes() for path in before} == before
     rates = [(each["lr"], each["run"]) for each in other["trials"]]
     assert rates[:2] == [(0.003, "tune/t5@1x-mult-1.0-s0"), (0.003, "tune/t5@1x-mult-auto-s0")]

@@ -30,10 +30,10 @@ def place(grid: Recipe, recipe: Recipe, folder: Path) -> Recipe:
         before = there.get(run.run_id, values)
         _refuse_changes(folder, recipe, _beside_rates(before), _beside_rates(values))
         label = run.encoding.label
-        if before != values:
-            own = f"{label.rpartition('@')[0]}@"
+        if there.get(run.run_id) != values:
+            own, new = f"{label.rpartition('@')[0]}@", label if before == values else _by_rate(run.encoding)
             alike = (name for name, each in there.items() if each == values and name.startswith(own))
-            label = next(alike, _by_rate(run.encoding)).removesuffix(f"-s{run.seed}")
+            label = next(alike, new).removesuffix(f"-s{run.seed}")
         encodings.append(run.encoding.model_copy(update={"label": label}))
     placed = grid.model_copy(update={"encodings": tuple(encodings)})
     placed._path = grid.path
