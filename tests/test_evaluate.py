@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tiny import tiny_recipe
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, FalconConfig, GPT2Config, LlamaConfig
 
 from pe_study import cli, rows, tables
 from pe_study.commands import listing
@@ -265,12 +265,21 @@ def test_plans_that_cannot_be_measured(study, error, changes, message):
         evaluate("tiny", plan_of(**changes), runs_root=study)
 
 
+def test_a_model_that_turns_is_not_said_to_have_no_rotary_positions(tmp_path):
+    FalconConfig(alibi=False).save_pretrained(tmp_path)
+    said = r"accepted: none, linear:S, ntk:S, .*, longrope:FILE \(.* takes no logn: the attention of falcon"
+    with pytest.raises(RescaleError, match=said):
+        evaluate(str(tmp_path), plan_of(rescales=["logn", "yarn:2+logn"]), runs_root=tmp_path / "runs")
+
+
 def test_what_no_subject_can_do_is_refused_before_any_work(study, monkeypatch):
     """A rescale where no run has RoPE, a kernel that is unknown or cannot run here."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(evaluation.Texts, "of", lambda *_: pytest.fail("read the text first"))
     learned = str(study / "tiny" / "learned-s0")
-    with pytest.raises(RescaleError, match=r"found yarn:4; accepted: none \(learned-s0 has no rotary pos"):
+    with pytest.raises(
+        RescaleError, match=r"found yarn:4; accepted: none, linear:S, logn \(learned-s0 has no"
+    ):
         evaluate(learned, plan_of(rescales=["yarn:4"]), runs_root=study)
     with pytest.raises(UsageError, match='did you mean "flash"'):
         evaluate("tiny", plan_of(), runs_root=study, kernel="flsh")

@@ -15,16 +15,16 @@ from typing import Any
 import pandas as pd
 
 from pe_study import rope_scaling, runs
-from pe_study.errors import DataError, RescaleError
+from pe_study.errors import DataError
 from pe_study.evaluators import cells, diagnostics, over_training, retrieval, sharing, summary
 from pe_study.evaluators.byte_lengths import ByteEvaluation
 from pe_study.evaluators.cache_cost import cache_costs
 from pe_study.evaluators.cells import CellStore
 from pe_study.evaluators.evaluation import Evaluation, Models
 from pe_study.evaluators.live import LiveTable
+from pe_study.evaluators.rescale_checks import check_rescales
 from pe_study.evaluators.subjects import Subject, default_plan, find_study, find_subjects, fingerprints, slug
 from pe_study.evaluators.texts import Texts
-from pe_study.loading import hf_rope
 from pe_study.plan import Plan
 from pe_study.rows import DIAGNOSTICS, NO_CONTROL, RESULTS, RETRIEVAL, read_rows, write_rows
 
@@ -86,20 +86,6 @@ def evaluate(
         retrieval.measure(evaluations, folder, fingerprints(find_study(target, runs_root)))
     sharing.wait()
     return folder
-
-
-def check_rescales(plan: Plan, subjects: Sequence[Subject]) -> None:
-    """RescaleError where a plan rescales and nothing else, and no subject knows one of its rescales."""
-    if "none" in plan.rescales or any(_takes_one(subject, plan) for subject in subjects):
-        return
-    said = "; ".join(f"{subject.name} {hf_rope.why_not(subject.checkpoint.config)}" for subject in subjects)
-    raise RescaleError(f"rescales: found {', '.join(plan.rescales)}; accepted: none ({said})")
-
-
-def _takes_one(subject: Subject, plan: Plan) -> bool:
-    if not plan.rescale_all and subject.checkpoint.rotary is None:
-        return False
-    return any(map(subject.checkpoint.takes, plan.rescales))
 
 
 def default_folder(target: str, runs_root: Path, plan: Plan) -> Path:
