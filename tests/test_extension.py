@@ -1,5 +1,6 @@
 """Runs that go on from other weights at a longer length, with a RoPE rescale built in."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pe_study.commands.listing import validated
 from pe_study.errors import CheckpointError, Interrupted, UsageError
 from pe_study.recipe import Recipe, load
 from pe_study.train import train_study
-from pe_study.training.bases import weights_sha256
+from pe_study.training.bases import configuration, weights_sha256
 from pe_study.training.engine import make_accelerator
 from pe_study.training.initial import build_model, load_data
 from pe_study.training.validation import Validator
@@ -213,6 +214,46 @@ def test_the_files_of_a_foreign_base_are_compared(llama: Path, tmp_path: Path) -
     model.save_pretrained(source)
     with pytest.raises(UsageError, match="initial_weights"):
         train_study(recipe, tmp_path / "runs")
+
+
+def test_another_configuration_of_a_base_is_refused_by_its_key(llama: Path, tmp_path: Path) -> None:
+    """It decides numbers that no size tells; who wrote it does not; what older runs did not note is taken."""
+    source = tmp_path / "llama"
+    shutil.copytree(llama, source)
+    plain = json.loads((source / "config.json").read_bytes())
+    write_config(source, plain | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}})
+    recipe = extend(tmp_path, source, "model.num_kv_heads=2", "train.steps=2", "train.snapshot_every=1")
+    done = train_study(recipe, tmp_path / "done")[0]
+    shutil.copytree(tmp_path / "done", tmp_path / "half")
+    (tmp_path / "half" / "longer" / "rope-s0" / runs.DONE).unlink()
+    write_config(source, plain | {"transformers_version": "9.9.9", "use_cache": False, "dtype": "bfloat16"})
+    assert train_study(recipe, tmp_path / "done")[0].status == "skipped"
+    less = {key: value for key, value in plain.items() if key != "attention_bias"}
+    rope = {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 1.0}
+    for config, said in (
+        (plain | {"rms_norm_eps": 1e-2}, r"rms_norm_eps: 1e-06 -> 0\.01"),
+        (plain | {"hidden_act": "gelu"}, 'hidden_act: "silu" -> "gelu"'),
+        (plain | {"attention_multiplier": 2.0}, r"attention_multiplier: \(absent\) -> 2\.0"),
+        (less, r"attention_bias: false -> \(absent\)"),
+        (plain | {"rope_parameters": rope}, r"rope_parameters.partial_rotary_factor: \(absent\) -> 1\.0\)"),
+    ):
+        write_config(source, config)
+        for root in ("done", "half"):
+            with pytest.raises(UsageError, match=rf"\(initial_config\.{said}"):
+                train_study(recipe, tmp_path / root)
+    facts = json.loads((done.folder / runs.DONE).read_bytes())
+    del facts["initial_config"]
+    runs.write_json(done.folder / runs.DONE, facts)
+    assert train_study(recipe, tmp_path / "done")[0].status == "skipped"
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def test_numbers_that_strict_json_lacks_can_be_noted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"time_step_limit": [0.0, Infinity]}', encoding="utf-8")
+    assert configuration(str(tmp_path), {}) == {"time_step_limit": [0.0, "Infinity"]}
 
 
 def test_weights_of_the_hub_are_named_once_they_are_here(

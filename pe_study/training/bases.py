@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,11 @@ from pe_study import finished, kept, runs, shipped
 if TYPE_CHECKING:
     from pe_study.recipe import Recipe
 
-CHANGED = "initial_weights"  # their hash, in provenance, snapshots and DONE
+WEIGHTS = "initial_weights"  # their hash, in provenance, snapshots and DONE
+CONFIG = "initial_config"  # there, too: the configuration that they are built under
+NOTED = (WEIGHTS, CONFIG)
+# What a configuration says of who wrote it and how: no number of a training depends on it.
+_ASIDE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "kernel", "seed")
 
 
 def locate(source: str, runs_root: Path | str) -> str:
@@ -74,6 +79,35 @@ def weights_sha256(name: str, options: Mapping[str, Any]) -> str | None:
     if said is None and (path / kept.FACTS).is_file():
         said = runs.read_json(path / kept.FACTS)
     return (said or {}).get("weights_sha256") or finished.files_sha256(finished.weight_files(path))
+
+
+def configuration(name: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the configuration beside the weights says that may decide a number. None for a GGUF file, whose
+    hash covers it, and where there is none on this machine."""
+    path = Path(name) if Path(name).exists() else _cached(name, options.get("revision"))
+    if path is None or "gguf_file" in options or not (path / "config.json").is_file():
+        return None
+    text = (path / "config.json").read_bytes()
+    # As words, the numbers that strict JSON does not have, such as Mamba's limits.
+    return json.loads(text, parse_constant=str, object_pairs_hook=_deciding)
+
+
+def _deciding(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if key not in _ASIDE}
+
+
+def by_key(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with every key of a configuration among them by its own name: `initial_config.hidden_act`."""
+    others = {key: value for key, value in values.items() if key != CONFIG}
+    return others | dict(_flat(CONFIG, values.get(CONFIG) or {}))
+
+
+def _flat(place: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(f"{place}.{key}", value)
+        else:
+            yield f"{place}.{key}", value
 
 
 def _cached(name: str, revision: str | None) -> Path | None:

@@ -55,10 +55,11 @@ class StudyData:
     base: Checkpoint | None = None  # the weights that training goes on from
 
     @property
-    def hashes(self) -> dict[str, str]:
-        """Of text, tokenizer and, once they are on this machine, the weights to go on from."""
+    def hashes(self) -> dict[str, Any]:
+        """Of text, tokenizer and, once they are on this machine, the weights to go on from, whose
+        configuration stands there as it is."""
         hashes = {"corpus_hash": self.corpus.hash, "tokenizer_hash": self.tokenizer.hash}
-        return hashes | _base_hash(self.base)
+        return hashes | _base_facts(self.base)
 
 
 def load_data(recipe: Recipe, accelerator: Accelerator, runs_root: Path | str = "runs") -> StudyData:
@@ -72,12 +73,12 @@ def load_data(recipe: Recipe, accelerator: Accelerator, runs_root: Path | str = 
     return StudyData(corpus, tokenizer, splits[0], splits[1], base)
 
 
-def read_hashes(recipe: Recipe, accelerator: Accelerator, runs_root: Path | str) -> dict[str, str]:
+def read_hashes(recipe: Recipe, accelerator: Accelerator, runs_root: Path | str) -> dict[str, Any]:
     """`StudyData.hashes` of what can still be read, for runs that are finished; a warning names the rest."""
-    hashes: dict[str, str] = {}
+    hashes: dict[str, Any] = {}
     try:
         base = initial_checkpoint(recipe, runs_root)
-        hashes |= _base_hash(base)
+        hashes |= _base_facts(base)
         with accelerator.local_main_process_first():
             spec = _data_spec(recipe, base)
             corpus = load_corpus(spec)
@@ -97,9 +98,12 @@ def _data_spec(recipe: Recipe, base: Checkpoint | None) -> DataSpec:
     return recipe.data.model_copy(update={"tokenizer": base.name})
 
 
-def _base_hash(base: Checkpoint | None) -> dict[str, str]:
-    found = None if base is None else bases.weights_sha256(base.name, base.options)
-    return {} if found is None else {bases.CHANGED: found}
+def _base_facts(base: Checkpoint | None) -> dict[str, Any]:
+    if base is None:
+        return {}
+    weights = bases.weights_sha256(base.name, base.options)
+    facts = {bases.WEIGHTS: weights, bases.CONFIG: bases.configuration(base.name, base.options)}
+    return {key: fact for key, fact in facts.items() if fact is not None}
 
 
 def check_plan(recipe: Recipe, data: StudyData) -> None:

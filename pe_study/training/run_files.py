@@ -76,7 +76,7 @@ class RunFiles:
         self.spent = Spent(accelerator)
 
     @property
-    def hashes(self) -> dict[str, str]:
+    def hashes(self) -> dict[str, Any]:
         """Of all that the run is trained with; a base may have been downloaded with the model just now."""
         own = {"recipe_hash": self.recipe.hash, "training_hash": training_hash(self.recipe, self.run)}
         return {**own, **self.data.hashes}

@@ -86,9 +86,10 @@ def refuse_changes(
     may_change: Collection[str] = FREE + COMPUTING,
 ) -> None:
     """UsageError naming what changed, when a value of `now` differs from what `folder` was trained with."""
-    unknown = {bases.CHANGED} - trained.keys()  # what older runs did not note
+    unknown = {*bases.NOTED} - trained.keys()  # what older runs did not note
     compared = {key: value for key, value in now.items() if key not in {*may_change, *unknown}}
-    changes = training_differences({key: trained.get(key) for key in compared}, compared)
+    before = {key: trained.get(key) for key in compared}
+    changes = training_differences(bases.by_key(before), bases.by_key(compared))
     if changes:
         more = f"; {len(changes) - 5} more" * (len(changes) > 5)
         raise UsageError(
