@@ -13,6 +13,16 @@ class PEStudyError(Exception):
     exit_code = 1
 
 
+def mark_own(error: BaseException) -> None:
+    """Say that an error is met by one process of several alone, so that nobody else can tell of it."""
+    error.__dict__["is_own"] = True
+
+
+def is_own(error: BaseException | None) -> bool:
+    """Whether `mark_own` said so."""
+    return error is not None and error.__dict__.get("is_own", False)
+
+
 class UsageError(PEStudyError):
     """A flag, an argument or an output folder that cannot be used."""
 

@@ -52,9 +52,8 @@ def count_lines(folder: Path | str) -> int:
 
 
 def adopt(source: Path | str, folder: Path | str) -> None:
-    """Take over the log of the run in `source`, where there is one, in place of what `folder` has."""
-    path = Path(source) / METRICS
-    write_text(Path(folder) / METRICS, path.read_text(encoding="utf-8") if path.exists() else "")
+    """Take over the log of the run in `source`, in place of what `folder` has."""
+    write_text(Path(folder) / METRICS, (Path(source) / METRICS).read_text(encoding="utf-8"))
 
 
 def ranges(steps: Iterable[int]) -> str:

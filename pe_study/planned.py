@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,17 +22,38 @@ STUDY = "study.json"
 
 
 def write_planned(folder: Path, recipe: Recipe, asked: Iterable[str]) -> None:
-    """Note the runs of a recipe in the folder of its study, and which of them this call picks."""
-    names = [run.run_id for run in recipe.runs()]
+    """Note the runs of a recipe in the folder of its study, and which of them this call picks.
+
+    The `recipe.yaml` that a run of the study keeps is that run's alone, and leaves the list as it is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        names = tuple(run.run_id for run in recipe.runs())
+        try:
+            noted, before = read_planned(folder), read_asked(folder)
+        except DamagedError:
+            noted, before = (), ()
+        if _is_kept_by_a_run(recipe, folder) and set(names) <= set(noted):
+            names = noted
+        picked = {*asked, *(before if noted == names else ())}
+        now = tuple(name for name in names if name in picked)
+        if (noted, before) != (names, now):
+            write_json(folder / STUDY, {"recipe_hash": recipe.hash, "runs": names, "asked": now})
+
+
+def _is_kept_by_a_run(recipe: Recipe, folder: Path) -> bool:
+    return recipe.path is not None and recipe.path.resolve().parent.parent == folder.resolve()
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time: lines of `sweep` may start together."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        noted, before = read_planned(folder), read_asked(folder)
-    except DamagedError:
-        noted, before = (), ()
-    picked = {*asked, *(before if list(noted) == names else ())}
-    facts = {"recipe_hash": recipe.hash, "runs": names, "asked": [name for name in names if name in picked]}
-    if (list(noted), list(before)) != (facts["runs"], facts["asked"]):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / STUDY, facts)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_planned(folder: Path) -> tuple[str, ...]:

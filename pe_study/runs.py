@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_study.errors import UsageError
-from pe_study.files import read_json, write_json
+from pe_study.files import naming, read_json, write_json
 from pe_study.metrics import METRICS, Metrics, read_metrics
 from pe_study.rows import RETRIEVAL_COLUMNS, ROW_COLUMNS, make_rows, read_rows, write_rows
 
@@ -149,9 +149,10 @@ def locked(folder: Path | str) -> Iterator[None]:
             raise UsageError(
                 f"{folder}: in use by {holder}; wait for it, or pick other runs with --only"
             ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        with naming(file.name):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
         yield
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TextIO
 
-from pe_study.errors import Interrupted, PEStudyError, UsageError
+from pe_study.errors import Interrupted, PEStudyError, UsageError, is_own
 
 PROGRAM = "pe-study"
 DEBUG = "PE_STUDY_DEBUG"
@@ -47,10 +47,13 @@ def note(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def complain(message: str) -> None:
-    """An error on stderr, from one process of each machine, so that a fault of one machine is seen."""
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        print(f"{PROGRAM}: {message}", file=sys.stderr, flush=True)
+def complain(message: str, of: BaseException | None = None) -> None:
+    """An error on stderr, from one process of each machine, so that a fault of one machine is seen; from
+    every process, by its number, where the error `of` it is its own."""
+    first = int(os.environ.get("LOCAL_RANK", "0")) == 0
+    if first or is_own(of):
+        which = "" if first else f"process {os.environ.get('RANK')}: "
+        print(f"{PROGRAM}: {which}{message}", file=sys.stderr, flush=True)
 
 
 def guarded(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None) -> int:
@@ -61,7 +64,7 @@ def guarded(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] 
             code = command(argv)
         sys.stdout.flush()
     except PEStudyError as error:
-        complain(str(error))
+        complain(str(error), error)
         return error.exit_code
     except KeyboardInterrupt:
         complain(STOPPED)
@@ -98,7 +101,8 @@ def _is_about_output(error: Exception) -> bool:
 def _cannot_write(error: Exception) -> int:
     file = getattr(error, "filename", None)
     reason = FULL if FULL in str(error) else getattr(error, "strerror", None)
-    complain(f"{f'{file}: ' if file else ''}cannot be written ({reason}); what was finished before is kept")
+    said = f"{f'{file}: ' if file else ''}cannot be written ({reason}); what was finished before is kept"
+    complain(said, error)
     return UsageError.exit_code
 
 
@@ -107,7 +111,7 @@ def _our_fault(error: Exception) -> int:
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
     text = " ".join(str(error).split())
-    complain(f"unexpected {type(error).__name__}: {text[:300]}")
+    complain(f"unexpected {type(error).__name__}: {text[:300]}", error)
     complain(f"this is a fault of {PROGRAM}; {DEBUG}=1 shows where, please report it")
     return 1
 

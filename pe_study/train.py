@@ -194,8 +194,10 @@ class Training:
             state.load_weights(self.model, found.tensors("model"))
             state.load_optimizer_state(self.model, self.updater.optimizer, found.tensors("optimizer"))
         self.updater.load_facts(found.facts["updater"])
-        sequences = found.facts.get("validation_sequences", self.validator.micro_sequences)
-        self.validator.micro_sequences = min(self.validator.micro_sequences, sequences)
+        if sequences := found.facts.get("validation_sequences"):
+            self.validator.reduced = self.validator.micro_sequences = min(
+                self.validator.micro_sequences, sequences
+            )
         self.due = found.facts.get("due")
         return found.step
 
@@ -224,14 +226,17 @@ class Training:
                 self.files.keep(step, self.model)
             stopping = self.due is not None or (update.stop and not last)
             if stopping or (not last and is_due(train.snapshot_every, step)):
-                self.files.save(step, self.model, self.updater, self.facts())
+                extra = (
+                    self.due is not None
+                )  # not validated yet, and perhaps no good
+                self.files.save(step, self.model, self.updater, self.facts(), extra=extra)
             if stopping:
                 raise self.stopped(step)
         return row
 
     def facts(self) -> dict[str, Any]:
         """What of this object a later session needs, as JSON."""
-        return {"due": self.due, "validation_sequences": self.validator.micro_sequences}
+        return {"due": self.due, "validation_sequences": self.validator.reduced}
 
     def stopped(self, step: int) -> Interrupted:
         """The error of a run that was asked to stop and was saved."""
@@ -253,6 +258,7 @@ class Training:
         found = self.validator.evaluate(self.updater.model, stop)
         loss = None if found is None else found["val_loss"]
         if loss is not None and not math.isfinite(loss):
+            self.files.forget(step)  # where a stop had saved it before it was validated
             raise self.non_finite(validation_error(self.model, step, loss))
         return found
 

@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -24,8 +25,11 @@ from pe_study.errors import (
     NonFiniteLossError,
     RecipeError,
     UsageError,
+    is_own,
+    mark_own,
 )
 from pe_study.plan import Plan
+from pe_study.training import engine
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = tuple(typer.main.get_command(cli.app).commands)
@@ -357,3 +361,51 @@ def test_validate_says_what_it_read(pe: Callable[..., Result], recipe: Path) -> 
 def test_shipped_files_are_found_from_anywhere(pe: Callable[..., Result]) -> None:
     assert pe("validate", *shipped.names("recipes"), *shipped.names("evals")).code == 0
     assert shipped.find("recipes/none.yaml") == Path("recipes/none.yaml")
+
+
+def test_an_error_that_one_process_meets_alone_is_told_by_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of what all processes raise, the first of a machine speaks; what one alone knows, it has to say."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("RANK", "5")
+
+    def command(own: bool, kind: type[Exception]) -> Callable[[Sequence[str] | None], int]:
+        def fail(_: Sequence[str] | None) -> int:
+            error = kind("it does not fit")
+            if own:
+                mark_own(error)
+            raise error
+
+        return fail
+
+    assert terminal.guarded(command(False, UsageError), []) == 2
+    assert capsys.readouterr().err == ""
+    assert terminal.guarded(command(True, UsageError), []) == 2
+    assert capsys.readouterr().err == "pe-study: process 5: it does not fit\n"
+    assert terminal.guarded(command(True, ValueError), []) == 1
+    assert "process 5: unexpected ValueError: it does not fit" in capsys.readouterr().err
+
+
+def test_own_errors_are_those_that_are_not_agreed_on(tmp_path: Path) -> None:
+    """Two processes stood for by one: what `on_main` raises everywhere is nobody's own."""
+    accelerator = SimpleNamespace(num_processes=2, process_index=1, is_main_process=True)
+    for error, own in (
+        (UsageError("no memory"), True),
+        (ValueError("odd"), True),
+        (Interrupted("stopped"), False),
+        (NonFiniteLossError("nan", {}), False),
+    ):
+        with pytest.raises(type(error)), engine.losing_others(accelerator, tmp_path):
+            raise error
+        assert is_own(error) is own
+    alone = SimpleNamespace(num_processes=1, process_index=0, is_main_process=True)
+
+    def full() -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full") as caught:
+        engine.on_main(alone, full)
+    with pytest.raises(OSError, match="disk full"), engine.losing_others(accelerator, tmp_path):
+        raise caught.value
+    assert not is_own(caught.value)

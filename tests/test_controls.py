@@ -281,7 +281,7 @@ def test_kernels_that_cannot_hide_more_are_refused(llama) -> None:
     subject = checkpoint_subject(str(llama), {})
     with pytest.raises(PlanError, match="attention_window: found kernel flex; accepted: eager, sdpa"):
         controls.check(subject, "attention_window=8", "flex", None)
-    with pytest.raises(PlanError, match="diagnostics: .*kernel flex: .*accepted: sdpa, eager"):
+    with pytest.raises(PlanError, match=r"diagnostics: .*kernel flex: .*accepted: sdpa, eager"):
         diagnostics.check(subject, "flex")
     with pytest.raises(RescaleError, match=r"rescale yarn:2\+logn: kernel flex: .*accepted: sdpa, eager"):
         subject.checkpoint.check_kernel("flex", rescales=["none", "yarn:2+logn"])

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +78,29 @@ def quiet(recipe: Any, root: Path, only: dict[str, str], *, resume: str, stop: S
 def test_idle_processes_end_by_themselves_and_warn_in_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A killed one would leak its semaphores, which Python complains of when the command ends."""
+    """A killed one would leak its semaphores, which Python complains of when the command ends; a Ctrl-C that
+    comes before a process can answer signals ends none, since the parent answers it for all."""
     end, codes = jobs.Worker.end, []
+    start, held_back = SpawnProcess.start, []
 
     def watched(worker: jobs.Worker[str]) -> None:
         process = worker._process
         end(worker)
         codes.append(process and process.exitcode)
 
+    def interrupted(process: SpawnProcess) -> None:
+        held_back.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        start(process)
+        os.kill(process.pid or 0, signal.SIGINT)
+
     monkeypatch.setattr(jobs.Worker, "end", watched)
+    monkeypatch.setattr(SpawnProcess, "start", interrupted)
     recipe = tiny_recipe(tmp_path, encodings=("rope", "alibi"))
     options: dict[str, Any] = {"resume": "auto", "progress": False, "stop": StopRequest()}
-    train_at_once(quiet, recipe, tmp_path, recipe.runs(), jobs=2, **options)
+    done = train_at_once(quiet, recipe, tmp_path, recipe.runs(), jobs=2, **options)
+    assert sorted(done) == ["alibi-s0", "rope-s0"]
+    assert all(signals >= {signal.SIGINT, signal.SIGTERM, signal.SIGUSR2} for signals in held_back)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert set(codes) <= {0, None} and 0 in codes
     assert "pe-study: warning: of rope-s0\n" in capfd.readouterr().err
 

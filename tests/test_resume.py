@@ -103,6 +103,21 @@ def test_a_snapshot_without_its_run_is_resumed_with_a_warning(
     assert "metrics.jsonl lacks lines from before the snapshot of step 6 (steps 1-6)" in caplog.text
 
 
+def test_a_backup_of_a_snapshot_leaves_the_log_of_its_run(
+    origin: tuple[Path, RunResult],
+    root: Path,
+    recipe: Recipe,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where the snapshot lies alone, nothing is known of its past but what is here."""
+    backup = tmp_path / "safe" / "step_00000006"
+    shutil.copytree(snapshot(root, 6), backup)
+    resumed = train_study(recipe, root, resume=str(backup))[0]
+    assert trace(resumed.folder) == trace(origin[1].folder)
+    assert "lacks lines" not in caplog.text
+
+
 @pytest.mark.parametrize("lost", ["the file", "a line"])
 def test_a_log_that_lacks_steps_is_warned_of(
     root: Path, recipe: Recipe, lost: str, caplog: pytest.LogCaptureFixture

@@ -205,6 +205,15 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "tiny" / "rope-s0" / "snapshots").exists()
 
 
+def test_ctrl_c_is_counted_whatever_comes_between() -> None:
+    """torchrun answers every Ctrl-C with a SIGTERM to its processes."""
+    with StopRequest() as stop, pytest.raises(KeyboardInterrupt):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        assert stop.requested
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 class Killed(BaseException):
     """Stands for kill -9: nothing catches it."""
 
@@ -493,6 +502,35 @@ def test_micro_batches_may_change_between_steps(
     assert "other micro-batches than before" in caplog.text
     for row, other in zip(trace(resumed.folder), trace(whole.folder), strict=True):
         assert row[2] == pytest.approx(other[2], rel=1e-5)
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_larger_micro_batches_take_effect_unless_memory_forced_smaller_ones(
+    tmp_path: Path, reduced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        if reduced:
+            plain_part = Updater._backward_part
+
+            def part(self: Updater, batch: Any, num_targets: int) -> Any:
+                if len(batch.ids_BT) > 2:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+                return plain_part(self, batch, num_targets)
+
+            patch.setattr(Updater, "_backward_part", part)
+        stop_after(patch, 4)
+        train_study(tiny_recipe(tmp_path, f"train.micro_batch_tokens={64 if reduced else 16}"), tmp_path)
+    sizes: list[int] = []
+    plain = Updater.micro_batches
+
+    def recording(self: Updater) -> Any:
+        batches = plain(self)
+        sizes.extend(map(len, batches))
+        return batches
+
+    monkeypatch.setattr(Updater, "micro_batches", recording)
+    train_study(tiny_recipe(tmp_path, "train.micro_batch_tokens=128"), tmp_path)
+    assert set(sizes) == {2 if reduced else 8}
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "manifest.json"])

@@ -1,6 +1,7 @@
 """Validation that runs out of memory, is asked to stop, or finds no finite loss."""
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -14,7 +15,7 @@ from tiny import tiny_recipe
 from torch import Tensor
 
 from pe_study import cli, runs, snapshots
-from pe_study.errors import Interrupted, UsageError
+from pe_study.errors import Interrupted, NonFiniteLossError, UsageError
 from pe_study.model import PEStudyForCausalLM
 from pe_study.train import train_study
 from pe_study.training.validation import Validator
@@ -116,6 +117,27 @@ def test_a_stop_is_answered_within_a_micro_batch(
     assert trace(folder) == trace(whole.folder)
     assert again.facts["weights_sha256"] == whole.facts["weights_sha256"]
     assert again.facts["val_loss"] == whole.facts["val_loss"]
+
+
+def test_a_step_that_proves_to_be_no_good_after_a_stop_leaves_the_snapshots_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop within the validation saves its step; where the loss is then not finite, that is taken back."""
+    recipe = tiny_recipe(tmp_path, "train.keep_snapshots=1", "train.snapshot_every=3")
+    folder = tmp_path / "tiny" / "rope-s0"
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        stop_in_validation(patch, 1)
+        train_study(recipe, tmp_path)
+    assert snapshots.steps(folder / "snapshots") == [3, 4]
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(NonFiniteLossError, match="nothing of this step was saved"),
+    ):
+        patch.setattr(Validator, "evaluate", lambda *_: {"val_loss": math.nan})
+        train_study(recipe, tmp_path)
+    assert snapshots.steps(folder / "snapshots") == [3]
+    assert train_study(recipe, tmp_path)[0].status == "trained"
+    assert snapshots.steps(folder / "snapshots") == [6]
 
 
 def test_a_line_that_was_due_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

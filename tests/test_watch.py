@@ -168,6 +168,20 @@ def test_training_writes_the_runs_of_its_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_the_recipe_of_one_run_leaves_the_list_of_its_study(tmp_path: Path) -> None:
+    """`train runs/study/rope-s0/recipe.yaml` makes a damaged run anew; the study keeps its other runs."""
+    whole = recipe.load(tiny_recipe.write(tmp_path))
+    study = tmp_path / "runs" / "tiny"
+    planned.write_planned(study, whole, ["rope-s0", "t5-s0"])
+    kept = study / "rope-s0" / "recipe.yaml"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(recipe.resolved_yaml(recipe.narrow(whole, whole.runs()[0])), encoding="utf-8")
+    before = planned.read_planned(study)
+    planned.write_planned(study, recipe.load(kept), ["rope-s0"])
+    assert planned.read_planned(study) == before
+    assert set(planned.read_asked(study)) == {"rope-s0", "t5-s0"}
+
+
 def test_watch_does_not_wait_for_runs_that_nobody_picked(tmp_path: Path) -> None:
     """`train --only`: what was not asked for is named, and no reason to go on."""
     folder = synthetic.write_study(tmp_path / "runs", synthetic.rows(**SMALL, protocols=("nonoverlapping",)))

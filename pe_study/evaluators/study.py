@@ -121,8 +121,8 @@ def _say_what_leaves(folder: Path, frames: Sequence[pd.DataFrame]) -> None:
         held = [read_rows(folder)] if (folder / RESULTS).is_file() else []
         if gone := sorted(_places(held) - _places(frames)):
             logger.warning(
-                "%s: %s (%s) lay there, of other documents, dtype, kernel or weights, and make room; cells are "
-                "kept, so that their own command shows them again; --output FOLDER keeps both",
+                "%s: %s (%s) lay there, of other documents, dtype, kernel or weights, and make room; cells "
+                "are kept, so that their own command shows them; --output FOLDER keeps both",
                 folder / RESULTS,
                 ", ".join(dict.fromkeys(run for run, _ in gone)),
                 ", ".join(dict.fromkeys(protocol for _, protocol in gone)),

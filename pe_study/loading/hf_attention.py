@@ -178,7 +178,7 @@ def _hook_interface() -> None:
         return attend
 
     setattr(get_interface, ATTRIBUTE, True)
-    AttentionInterface.get_interface = get_interface  # type: ignore[method-assign]
+    AttentionInterface.get_interface = get_interface
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,14 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from pe_study import attention
 from pe_study.encodings.base import Encoding
-from pe_study.errors import Interrupted, PEStudyError, RecipeError, UsageError
+from pe_study.errors import (
+    Interrupted,
+    NonFiniteLossError,
+    PEStudyError,
+    RecipeError,
+    UsageError,
+    mark_own,
+)
 from pe_study.kernels.fused import reset_compilations
 from pe_study.model import PEStudyForCausalLM
 from pe_study.recipe import build_encoding
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+AGREED = "agreed"  # of an error: every process raises it
 PROCESS = Path("/proc/self")
 
 
@@ -120,16 +128,24 @@ def on_main(accelerator: Accelerator, function: Callable[[], Result]) -> Result:
     if accelerator.num_processes > 1:
         broadcast_object_list(outcome)
     if outcome[1] is not None:
+        outcome[1].__dict__[AGREED] = True
         raise outcome[1]
     return outcome[0]
 
 
 @contextlib.contextmanager
 def losing_others(accelerator: Accelerator, folder: Path) -> Iterator[None]:
-    """Within the block, a meeting that fails because another process of the run is gone is Interrupted."""
+    """Within the block, a meeting that fails because another process of the run is gone is Interrupted;
+    what one process meets alone is marked as its own."""
     try:
         yield
-    except RuntimeError as error:
+    except (Interrupted, NonFiniteLossError):  # agreed on by all
+        raise
+    except Exception as error:
+        if accelerator.num_processes > 1 and not error.__dict__.get(AGREED):
+            mark_own(error)
+        if not isinstance(error, RuntimeError):
+            raise
         gone = isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
         if not gone or accelerator.num_processes == 1:
             raise

@@ -15,7 +15,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -163,7 +163,7 @@ class Worker(Generic[Result]):
     def _start(self) -> None:
         self._connection, theirs = self._context.Pipe()
         self._process = self._context.Process(target=_serve, args=(theirs, self._work))
-        with _starting, _environment(VISIBLE, self._gpu):
+        with _starting, _environment(VISIBLE, self._gpu), _held_back(SIGNALS):
             self._process.start()
         theirs.close()
 
@@ -201,10 +201,21 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
             del os.environ[name]
 
 
+@contextlib.contextmanager
+def _held_back(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Within the block, processes start with these signals held back, until they can answer them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(connection: Connection, work: Work) -> None:
     """In a process of the pool: train the runs that are asked for; it ends with its parent."""
     for number in SIGNALS:  # they may reach every process of a job; the parent answers them
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     prepare_streams()
     torch.set_num_threads(work.threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -111,9 +111,11 @@ class RunFiles:
         """Make a snapshot that was named the newest one here, under the log that led to it."""
         if found.folder.resolve().parent != self.snapshots.resolve():
             source = found.folder.resolve().parent.parent
-            metrics.adopt(source, self.folder)
-            kept.adopt(source, self.folder, found.step)
-            return snapshots.adopt(found, self.snapshots)
+            adopted = snapshots.adopt(found, self.snapshots)
+            if (source / runs.METRICS).is_file():  # else a copy of a snapshot alone: what is here stays
+                metrics.adopt(source, self.folder)
+                kept.adopt(source, self.folder, found.step)
+            return adopted
         newer = snapshots.drop_newer(self.snapshots, found.step)
         if newer:
             said = f"step {found.step}; newer snapshots ({metrics.ranges(newer)}) are removed and made again"
@@ -171,8 +173,10 @@ class RunFiles:
         dtype = autocast_dtype(self.recipe)
         return model.resolved_kernel(self.accelerator.device, mask_kind(self.recipe), dtype)
 
-    def save(self, step: int, model: Decoder, updater: Updater, more: Mapping[str, Any]) -> None:
-        """Write the snapshot of `step`, `more` facts in its manifest."""
+    def save(
+        self, step: int, model: Decoder, updater: Updater, more: Mapping[str, Any], *, extra: bool = False
+    ) -> None:
+        """Write the snapshot of `step`, `more` facts in its manifest; an `extra` one replaces none."""
         parts = {
             "model": state.weights(model),
             "optimizer": state.optimizer_state(model, updater.optimizer),
@@ -188,7 +192,7 @@ class RunFiles:
             "num_logged": metrics.count_lines(self.folder),
             **self.hashes,
         }
-        keep = self.recipe.train.keep_snapshots
+        keep = self.recipe.train.keep_snapshots + extra
         self._write(lambda: snapshots.save(self.snapshots, facts, parts, keep=keep))
 
     def keep(self, step: int, model: Decoder) -> None:
@@ -197,6 +201,10 @@ class RunFiles:
         facts = {"step": step, "weights_sha256": state.sha256(weights), **self.hashes}
         folder = kept.folder_of(self.folder, step)
         self._write(lambda: self._write_model(folder, model, weights, facts))
+
+    def forget(self, step: int) -> None:
+        """Remove the snapshots from `step` on, if there are any."""
+        self._write(lambda: snapshots.drop_newer(self.snapshots, step - 1))
 
     def forget_kept(self) -> None:
         """Remove weights that an earlier attempt kept: this one starts over."""

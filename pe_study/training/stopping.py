@@ -33,6 +33,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested: str | None = None
+        self._interrupts = 0
 
     def __enter__(self) -> Self:
         in_main = threading.current_thread() is threading.main_thread()
@@ -46,6 +47,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.requested == "SIGINT":
+        self._interrupts += number == signal.SIGINT  # torchrun sends a SIGTERM after each of them
+        if number == signal.SIGINT and self._interrupts > 1:
             raise KeyboardInterrupt
         self.requested = signal.Signals(number).name

@@ -68,6 +68,7 @@ class Updater:
         tokens = self.train.micro_batch_tokens or self.train.batch_tokens
         share = -(-batches.sequences_per_batch // accelerator.num_processes)
         self.micro_sequences = min(tokens // self.train.length, share)
+        self.reduced: int | None = None  # to so many sequences, where memory ran out
         self.num_skipped = 0  # steps that were not finite
 
     def warm_up(self) -> None:
@@ -92,14 +93,15 @@ class Updater:
         """What of this object later steps depend on, as JSON."""
         scaler = self.accelerator.scaler
         return {
-            "micro_sequences": self.micro_sequences,
+            "micro_sequences": self.reduced,
             "num_skipped": self.num_skipped,
             "scaler": None if scaler is None else scaler.state_dict(),
         }
 
     def load_facts(self, facts: Mapping[str, Any]) -> None:
         """Put back what `facts` returned."""
-        self.micro_sequences = min(self.micro_sequences, facts["micro_sequences"])
+        if facts["micro_sequences"]:
+            self.micro_sequences = self.reduced = min(self.micro_sequences, facts["micro_sequences"])
         self.num_skipped = facts["num_skipped"]
         if facts["scaler"]:
             self.accelerator.scaler.load_state_dict(facts["scaler"])
@@ -146,9 +148,8 @@ class Updater:
         return loss, True
 
     def _meet(self, step: int, num_targets: int) -> None:
-        """After memory ran out here: the others wait in the exchange of gradients, meet them there with the
-        least that fits. UsageError where that cannot be: sharded models exchange in every layer, and DDP
-        refuses another pass when one had begun to exchange."""
+        """After memory ran out here: meet the others in their exchange of gradients with the least that fits.
+        UsageError where that cannot be: of sharded models, or when DDP had begun to exchange before."""
         if self._is_data_parallel():
             with contextlib.suppress(RuntimeError):
                 self._backward_part(self.load(step, [PADDING]), num_targets)
@@ -224,7 +225,7 @@ class Updater:
                 "shorten train.length, or set train.gradient_checkpointing"
             )
         self.optimizer.zero_grad()
-        self.micro_sequences = -(-self.micro_sequences // 2)
+        self.micro_sequences = self.reduced = -(-self.micro_sequences // 2)
         tokens = self.micro_sequences * self.train.length
         logger.warning("step %d: out of memory; micro-batches now have %d tokens", step + 1, tokens)
 

@@ -38,6 +38,7 @@ class Validator:
         count = min(self.chunks.num_chunks, max(NUM_TOKENS // train.length, 1))
         self.indices = np.arange(count) * self.chunks.num_chunks // count
         self.micro_sequences = max((train.micro_batch_tokens or train.batch_tokens) // train.length, 1)
+        self.reduced: int | None = None  # to so many sequences, where memory ran out
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, stop: StopRequest | None = None) -> dict[str, float | None] | None:
@@ -104,7 +105,7 @@ class Validator:
                 f"validation: out of memory with one sequence of {self.length} tokens at a time; "
                 "shorten train.length, or make the model smaller"
             )
-        self.micro_sequences = -(-self.micro_sequences // 2)
+        self.micro_sequences = self.reduced = -(-self.micro_sequences // 2)
         tokens = self.micro_sequences * self.length
         logger.warning("validation: out of memory; its micro-batches now have %d tokens", tokens)
 
