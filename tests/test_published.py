@@ -19,7 +19,12 @@ by_id = pytest.mark.parametrize("table", TABLES, ids=lambda table: table["id"])
 
 REQUIRED = {"id", "title", "where", "setting", "metric", "unit_of_metric", "axis", "train_length", "corpus"}
 REQUIRED |= {"protocol", "unit", "plan", "compare", "rows", "note"}
-OPTIONAL = {"rerun": {"tolerance"}, "ratio": {"ratios", "ratio_group"}, "ordering": set(), "disputed": set()}
+OPTIONAL = {
+    "rerun": {"tolerance"},
+    "ratio": {"ratios", "ratio_group", "bytes_per_unit"},
+    "ordering": set(),
+    "disputed": set(),
+}
 ROW = {"name", "encoding", "values"}
 ROW_OPTIONAL = {"rescale", "checkpoint", "compare"}
 

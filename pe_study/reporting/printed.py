@@ -80,6 +80,7 @@ class PrintedTable(Section):
     where: Annotated[str | None, optional(text())] = None
     setting: Annotated[str | None, optional(text())] = None
     unit_of_metric: Annotated[str | None, optional(text())] = None
+    bytes_per_unit: Annotated[float | None, optional(number(above=0))] = None
     axis: Annotated[str, choice("length", "task")] = "length"
     train_length: Annotated[int | None, optional(LENGTH)] = None
     corpus: Annotated[str | None, optional(text("a corpus"))] = None

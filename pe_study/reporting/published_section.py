@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
-from pe_study.reporting import published
+from pe_study.reporting import agreements, holding, published
+from pe_study.reporting.agreements import Unheld
 from pe_study.reporting.page_parts import Material, Section
 from pe_study.reporting.page_tables import Table, plain
 from pe_study.reporting.published import PublishedTable
@@ -18,18 +21,30 @@ def beside(material: Material) -> Section:
     tables_of = published.read_published()
     if not material.view.published:
         tables_of = published.alike(tables_of, material.rows)
-    found = published.agreements(tables_of, material.curves)
-    if not found:
+    if not tables_of:
         return section
-    section.notes.append(published.agreement_sentence(found))
-    frame = published.agreement_table(found)
-    note = "rerun: the same weights; ratio and ordering: other weights; disputed: shown, never counted."
-    section.tables.append(plain("published", "Printed numbers and ours", frame, note))
-    sources = {one.table for one in found}
-    for table in tables_of:
-        if {table.id, table.data.get("ratio_group")} & sources:
-            section.tables.append(printed_table(table))
+    found, unheld = holding.held(tables_of, material.curves)
+    section.notes.append(agreements.agreement_sentence(found))
+    if found:
+        frame = agreements.agreement_table(found)
+        note = "rerun: the same weights; ratio and ordering: other weights; disputed: shown, never counted."
+        section.tables.append(plain("published", "Printed numbers and ours", frame, note))
+    if unheld:
+        section.tables.append(unheld_table(unheld))
+    section.tables += [printed_table(table) for table in tables_of]
     return section
+
+
+def unheld_table(unheld: Sequence[Unheld]) -> Table:
+    """The printed tables that stand beside ours for the eye alone."""
+    frame = pd.DataFrame(
+        {
+            "published": [one.table.id for one in unheld],
+            "prints": [str(one.table.data["title"]) for one in unheld],
+            "not held against ours, since": [one.reason for one in unheld],
+        }
+    )
+    return plain("published-only", "Printed tables that ours cannot be held against", frame)
 
 
 def printed_table(table: PublishedTable) -> Table:
@@ -45,5 +60,15 @@ def printed_table(table: PublishedTable) -> Table:
     numbers = [str(key) for key in keys]
     data[numbers] = data[numbers].astype("float64")
     where = ", ".join(str(table.data[key]) for key in ("where", "setting") if table.data.get(key))
-    note = f"{table.paper} ({table.source}), {where}. A dash: out of memory, not given, or beyond the scale."
-    return plain(f"printed-{table.id}", str(table.data["title"]), data, note)
+    note = (
+        f"{table.paper} ({table.source}), {where}. {_unit(table)}A dash: out of memory, not given, or beyond"
+    )
+    return plain(f"printed-{table.id}", str(table.data["title"]), data, f"{note} the scale.")
+
+
+def _unit(table: PublishedTable) -> str:
+    """What the numbers are, and of what."""
+    unit = table.data.get("unit_of_metric")
+    if not unit:
+        return ""
+    return f"Perplexity per {unit}. " if table.data["metric"] == "perplexity" else f"In {unit}. "
