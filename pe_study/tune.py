@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pe_study import runs
+from pe_study import chosen_rates, runs
 from pe_study.commands.forecast import position_parameters
 from pe_study.errors import NonFiniteLossError, RecipeError
 from pe_study.files import write_json, write_text
@@ -63,7 +63,7 @@ def tune(
         found = f"{recipe.path}: train.lr: found {recipe.train.lr}"
         raise RecipeError(f"{found}; accepted for tune: a number, such as train.lr=3e-3 behind the recipe")
     root = runs.study_dir(runs_root, recipe)
-    grid = trial_folders.place(_located(trial_recipe(recipe), runs_root), recipe, root / tuning.FOLDER)
+    grid = trial_folders.place(_located(trial_recipe(recipe), runs_root), recipe, root / chosen_rates.FOLDER)
     last: list[RunSpec] = []
     while todo := [run for run in grid.runs() if _loss(root, grid, run) is None]:
         try:
@@ -73,9 +73,9 @@ def tune(
                 raise
         last = todo
     result = _result(recipe, grid, root)
-    folder = root / tuning.FOLDER
+    folder = root / chosen_rates.FOLDER
     if is_main_process():
-        write_json(folder / tuning.RESULT, result)
+        write_json(folder / chosen_rates.RESULT, result)
         write_text(folder / tuning.TABLE, tuning.markdown(result))
     return result
 
@@ -83,7 +83,7 @@ def tune(
 def trial_recipe(recipe: Recipe) -> Recipe:
     """The trials as a recipe: an encoding each, a fifth of the updates, the first seed, no other length."""
     update = {
-        "name": tuning.FOLDER,
+        "name": chosen_rates.FOLDER,
         "seeds": recipe.seeds[:1],
         "encodings": tuple(trial.encoding for trial in trials(recipe)),
         "train": _shortened(recipe.train),
@@ -163,7 +163,7 @@ def _result(recipe: Recipe, grid: Recipe, root: Path) -> dict[str, Any]:
             "lr_mult": trial.lr_mult,
             "multiplier": trial.multiplier,
             **(_loss(root, grid, run) or {}),
-            "run": f"{tuning.FOLDER}/{run.run_id}",
+            "run": f"{chosen_rates.FOLDER}/{run.run_id}",
         }
         for trial, run in zip(trials(recipe), grid.runs(), strict=True)
     ]

@@ -9,7 +9,8 @@ import shutil
 import pytest
 from tiny import tiny_recipe
 
-from pe_study import cli, recipe, runs, tune
+from pe_study import chosen_rates, cli, recipe, runs, tune
+from pe_study.commands import rates_table
 from pe_study.errors import Interrupted, NonFiniteLossError, RecipeError, UsageError
 from pe_study.model import PEStudyForCausalLM
 from pe_study.train import train_study
@@ -106,7 +107,7 @@ def test_the_number_of_the_chosen_trial_is_trained(tmp_path):
     asking = recipe_in(tmp_path, *LONG, "encodings=[t5]", "train.lr=tuned")
     resolved = tuning.resolve(asking, tmp_path / "runs").encodings[0]
     assert (resolved.lr, resolved.lr_mult) == (0.006, pytest.approx(2.5))
-    assert tuning.table(result | {"trials": [chosen]})[0]["lr_mult"] == "auto (2.5)"
+    assert chosen_rates.table(result | {"trials": [chosen]})[0]["lr_mult"] == "auto (2.5)"
     del result["chosen"]["t5"]["multiplier"]
     runs.write_json(file, result)
     with pytest.raises(RecipeError, match=r"older version holds no number for lr_mult of t5\nrun: pe-study"):
@@ -346,13 +347,13 @@ def test_a_change_of_order_is_said():
         "chosen": {label: tuning.choose(found) for label, found in trials.items()},
         "trials": [*trials["rope"], *trials["alibi"]],
     }
-    said = tuning.order_change(result)
+    said = chosen_rates.order_change(result)
     assert (
         "changes in these trials: alibi before rope. Lowest first at the common rate: rope, alibi; " in said
     )
     assert said.endswith("tuned: alibi, rope.")
     result["chosen"]["alibi"]["val_loss"] = 1.95
-    assert "keep their order" in tuning.order_change(result)
+    assert "keep their order" in chosen_rates.order_change(result)
 
 
 def test_a_base_among_the_runs_is_found(tmp_path):
@@ -392,9 +393,31 @@ def test_the_command_ends_with_the_table(tuned, capsys):
     arguments = [path, "train.steps=5", "train.snapshot_every=null", "--runs", str(folder / "runs")]
     assert cli.main(["tune", *arguments]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0].split() == ["encoding", "x0.5", "x1", "x2", "lr", "lr_mult", "note"]
-    assert said[2].split()[0] == "rope"
+    assert said[0].split() == ["encoding", "mult", "x0.5", "x1", "x2", "lr", "lr_mult"]
+    assert [line.split()[0] for line in said[1:4]] == ["t5", "auto", "rope"]
+    assert max(map(len, said[:-1])) <= 80
     assert said[-1].endswith("tiny/tune/tune.json")
+
+
+def test_the_printed_table_fits_a_terminal(monkeypatch):
+    """Names of any length, losses that are none, two multipliers and every note, at 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    long = "rope-with-a-base-of-a-million-and-clipped-rows"
+    trials = {
+        long: named(long, 2.955612, 2.939311, 2.88),
+        "t5": [trial(f, loss, mult) for f in (0.5, 1.0, 2.0) for mult, loss in ((1.0, None), ("auto", 2.94))],
+    }
+    chosen = {label: tuning.choose(found) for label, found in trials.items()}
+    said = rates_table.text({"chosen": chosen, "trials": [each for one in trials.values() for each in one]})
+    lines = said.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split() == ["rope-with-a-", "2.9556", "2.9393", "2.8800", "0.02", "auto", "(30)"]
+    assert "".join(line.split()[0] for line in lines[1:5]) == long
+    assert lines[5].split() == ["t5", "1", *["not", "finite"] * 3, "0.01", "auto", "(30)"]
+    assert lines[6].split() == ["auto", "2.9400", "2.9400", "2.9400"]
+    whole = " ".join(lines)
+    assert "t5: a tie: x0.5, x2 within 0.1 %; without a finite loss: x0.5 with lr_mult 1, x1" in whole
+    assert f"{long}: at the edge" in whole
 
 
 def test_an_encoding_may_have_a_rate_of_its_own(tmp_path):

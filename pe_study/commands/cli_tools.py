@@ -147,9 +147,9 @@ def tune(
     Tries half, once and twice train.lr, and lr_mult 1 and auto, with a fifth of the updates. What it chose
     lies in runs/NAME/tune; recipes take it with train.lr=tuned, or tuned:NAME from another study.
     """
+    from pe_study import chosen_rates
     from pe_study import recipe as recipes
-    from pe_study.commands import layout
-    from pe_study.training import tuning
+    from pe_study.commands import rates_table
     from pe_study.training.stopping import StopRequest
 
     at_once = flags.jobs(jobs)
@@ -158,6 +158,5 @@ def tune(
         from pe_study.tune import tune as choose
 
         result = choose(loaded, runs, jobs=at_once, progress=terminal.shows_progress(), stop=stop)
-    terminal.say(layout.table(tuning.table(result)))
-    terminal.say(layout.hanging("", tuning.order_change(result)))
-    terminal.say(str(runs / loaded.name / tuning.FOLDER / tuning.RESULT))
+    terminal.say(rates_table.text(result))
+    terminal.say(str(runs / loaded.name / chosen_rates.FOLDER / chosen_rates.RESULT))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pe_study import runs
+from pe_study import chosen_rates, runs
 from pe_study.errors import UsageError
 from pe_study.recipe import Recipe, RunSpec, training_differences, training_values
 from pe_study.sections import EncodingSpec
@@ -67,7 +67,7 @@ def _refuse_changes(folder: Path, recipe: Recipe, before: Mapping[str, Any], now
     changes = training_differences(before, now)
     if not changes:
         return
-    file = folder / tuning.RESULT
+    file = folder / chosen_rates.RESULT
     if file.is_file():
         was = runs.read_json(file)["conditions"]
         changes = training_differences(was, tuning.conditions(recipe)) or changes

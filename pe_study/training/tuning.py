@@ -5,19 +5,18 @@ No torch here. `runs/<study>/tune/tune.json` holds every trial, what was chosen,
 
 from __future__ import annotations
 
-import itertools
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pe_study.chosen_rates import FOLDER, RESULT, order_change, table, trained_multiplier
 from pe_study.errors import RecipeError, UsageError
 from pe_study.files import read_json
 from pe_study.recipe import Recipe, training_differences, training_values
 from pe_study.sections import EncodingSpec
 
-FOLDER, RESULT, TABLE = "tune", "tune.json", "tune.md"
+TABLE = "tune.md"
 DEFAULT_ROOT = Path("runs")
 TIE = 1e-3  # of the loss: rates closer than this are called a tie
 # Keys of training that decide how fast it is computed, not what is learned.
@@ -109,34 +108,6 @@ def choose(trials: list[dict[str, Any]], own_lr: float | None = None) -> dict[st
     return {**kept, "said": said}
 
 
-def table(tuning: Mapping[str, Any]) -> list[dict[str, str]]:
-    """A row an encoding: losses at each rate, what was chosen."""
-    rows = []
-    for label, chosen in tuning["chosen"].items():
-        trials = [trial for trial in tuning["trials"] if trial["label"] == label]
-        losses = {f"x{factor:g}": _loss(trials, factor) for factor in sorted({t["factor"] for t in trials})}
-        picked = {"lr": f"{chosen['lr']:g}", "lr_mult": _multiplier(chosen)}
-        rows.append({"encoding": label, **losses, **picked, "note": "; ".join(chosen["said"])})
-    return rows
-
-
-def order_change(tuning: Mapping[str, Any]) -> str:
-    """Whether encodings change places between the common and the chosen rates, in these short trials."""
-    common, chosen = {}, {label: found["val_loss"] for label, found in tuning["chosen"].items()}
-    for trial in tuning["trials"]:
-        if trial["factor"] == 1:  # of two multipliers the last, auto
-            common[trial["label"]] = math.inf if trial["val_loss"] is None else trial["val_loss"]
-    pairs = itertools.combinations(sorted(chosen, key=common.__getitem__), 2)
-    turned = [f"{worse} before {better}" for better, worse in pairs if chosen[worse] < chosen[better]]
-    if not turned:
-        return "Tuned, the encodings keep their order at the training length in these trials."
-    before, after = (", ".join(sorted(losses, key=losses.__getitem__)) for losses in (common, chosen))
-    return (
-        f"Tuned, the order at the training length changes in these trials: {'; '.join(turned)}. Lowest first "
-        f"at the common rate: {before}; tuned: {after}."
-    )
-
-
 def markdown(tuning: Mapping[str, Any]) -> str:
     """The table with what it was measured on and the command."""
     rows = table(tuning)
@@ -161,19 +132,6 @@ def markdown(tuning: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _loss(trials: list[dict[str, Any]], factor: float) -> str:
-    found = [trial["val_loss"] for trial in trials if trial["factor"] == factor]
-    return " / ".join("not finite" if loss is None else f"{loss:.4f}" for loss in found)
-
-
-def _multiplier(chosen: Mapping[str, Any]) -> str:
-    """`1`, or `auto (7.18)`; the number is left out where no parameter has it or it is the usual 1."""
-    word, number = chosen["lr_mult"], chosen["multiplier"]
-    if word != "auto":
-        return f"{word:g}"
-    return word if number in (None, 1.0) else f"{word} ({number:.3g})"
-
-
 def _name(trial: Mapping[str, Any]) -> str:
     return f"x{trial['factor']:g}" + (" with lr_mult 1" if trial["lr_mult"] == 1.0 else "")
 
@@ -184,9 +142,7 @@ def _differs_little(loss: float, best: float) -> bool:
 
 def _at_rate(spec: EncodingSpec, chosen: Mapping[str, Any]) -> EncodingSpec:
     """The encoding at the chosen rate, its multiplier the chosen number; `auto` stays where that is 1."""
-    number = chosen["multiplier"]
-    mult = chosen["lr_mult"] if number in (None, 1.0) else number
-    return spec.model_copy(update={"lr": chosen["lr"], "lr_mult": mult})
+    return spec.model_copy(update={"lr": chosen["lr"], "lr_mult": trained_multiplier(chosen)})
 
 
 def _command(recipe: Recipe, study: str, runs_root: Path | str) -> str:
