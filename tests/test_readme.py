@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pe_study import cli
+from pe_study import cli, recipe
+from pe_study.evaluators import far_context, jobs, study
+from pe_study.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -23,7 +25,7 @@ name: tiny
 seeds: [0]
 encodings: [nope, rope]
 model: {num_layers: 1, d_model: 16, num_heads: 2, num_kv_heads: 1, d_ff: 32, max_positions: 64}
-data: {corpus: texts}
+data: {corpus: texts, validation_fraction: 0.25}
 train: {length: 16, batch_tokens: 256, steps: 3, lr: 1e-3, warmup_steps: 1}
 eval: {name: short, lengths: [1x, 2x], num_documents: 2, rescales: [none, "yarn:auto"]}
 """
@@ -126,6 +128,33 @@ def test_the_commands_run(
     measured = json.loads(path.read_text(encoding="utf-8"))
     assert measured["n-samples"]["pe_passkey"]["effective"] == 1
     assert measured["config"]["task_lengths"] == {"pe_passkey": 1024}
+
+
+def test_evaluations_of_shipped_recipes_suit_the_plans_of_those(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan that each command makes of its recipe's own can be measured: `--far-context` of a stream."""
+    inline = re.findall(r"`(pe-study eval runs/[^`]+)`", README)
+    commands = [command for command in [*COMMANDS, *inline] if command.startswith("pe-study eval runs/")]
+    recipes = {name: ROOT / "recipes" / f"{name}.yaml" for name in ("demo", "wikitext103-512")}
+    shown = []
+
+    def suits(target: str, plan: Plan, **_: object) -> list[dict[str, object]]:
+        trained = recipe.load(recipes[Path(target).name.removesuffix("-tuned")]).train.length
+        resolved = plan.resolve(trained)
+        far_context.check(resolved, target, trained)
+        texts = ([1, 2], [3, 4])[: 1 if plan.unit == "stream" else 2]
+        far_context.check_documents(resolved, jobs.read_documents(texts, None))
+        shown.append(plan)
+        return []
+
+    def own_plan(target: str, runs_root: Path) -> Plan:
+        return recipe.load(recipes[Path(target).name.removesuffix("-tuned")]).eval
+
+    monkeypatch.setattr(study, "default_plan", own_plan)
+    monkeypatch.setattr(study, "evaluate", suits)
+    for command in commands:
+        assert cli.main(shlex.split(command)[1:]) == 0, command
+    assert len(shown) == len(commands) >= 3
+    assert any(plan.far_context != ("own",) for plan in shown)
 
 
 def _run_lm_eval(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
