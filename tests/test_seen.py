@@ -9,13 +9,14 @@ import pytest
 from synthetic_studies import rows, write_study
 from tiny import tiny_recipe
 
-from pe_study import runs
-from pe_study.errors import PlanError
+from pe_study import runs, shipped
+from pe_study.errors import PlanError, RecipeError
 from pe_study.evaluators import seen
 from pe_study.evaluators.study import evaluate
 from pe_study.plan import load_plan
 from pe_study.reporting import cautions
 from pe_study.reporting.studies import read_study
+from pe_study.settings import overlays
 from pe_study.train import train_study
 
 PLAN = {"name": "test", "lengths": ["1x"], "truncation": False, "num_documents": 40}
@@ -90,6 +91,26 @@ def test_a_checkpoint_may_have_seen_what_is_older(name, keys, said):
 def test_the_longest_name_decides():
     assert seen.release_date("HuggingFaceTB/SmolLM-135M") == "2024-07-16"
     assert seen.release_date("huggingfacetb/smollm2-1.7B") == "2024-11-01"
+
+
+def test_corpora_of_shipped_files_have_a_date_under_the_names_used_there():
+    """Not FineWeb-Edu, which still grows."""
+    found = set()
+    for name in (*shipped.names("recipes"), *shipped.names("evals")):
+        content = overlays.read(shipped.find(name), RecipeError).value
+        parts = (content, content.get("data"), content.get("eval"))
+        found |= {part.get("corpus") for part in parts if isinstance(part, dict)}
+    assert found >= {"emozilla/pg19", "HuggingFaceFW/fineweb-edu"}
+    undated = {name for name in found - {None} if seen.corpus_date(load_plan({"corpus": name})) is None}
+    assert undated == {"HuggingFaceFW/fineweb-edu"}
+    mirrors = (
+        "deepmind/pg19",
+        "emozilla/pg19:test",
+        "emozilla/pg19-test",
+        "Salesforce/wikitext:wikitext-2-v1",
+    )
+    dates = [seen.corpus_date(load_plan({"corpus": name})) for name in mirrors]
+    assert dates == [*["1918-12-31"] * 3, "2016-09-26"]
 
 
 @pytest.mark.parametrize("date", ["2024", "2024-13-01", "yesterday"])

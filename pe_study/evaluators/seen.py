@@ -35,9 +35,11 @@ RELEASES = {
     "HuggingFaceTB/SmolLM-": "2024-07-16",
     "HuggingFaceTB/SmolLM2": "2024-11-01",
 }
-# When the last text of a corpus was published: PG-19 holds books from before 1919, Python's library follows
-# its release.
-CORPORA = {"Salesforce/wikitext": "2016-09-26", "wikitext": "2016-09-26", "deepmind/pg19": "1918-12-31"}
+# When the last text of a corpus was published, under each of its names: PG-19 holds books from before 1919,
+# Python's library follows its release.
+WIKITEXT = ("Salesforce/wikitext", "EleutherAI/wikitext_document_level", "wikitext")
+PG19 = ("deepmind/pg19", "emozilla/pg19", "pg19")
+CORPORA = {**dict.fromkeys(WIKITEXT, "2016-09-26"), **dict.fromkeys(PG19, "1918-12-31")}
 PYTHONS = {11: "2022-10-24", 12: "2023-10-02", 13: "2024-10-07", 14: "2025-10-07"}
 
 
