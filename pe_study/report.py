@@ -20,6 +20,7 @@ import markupsafe
 import pandas as pd
 
 import pe_study
+from pe_study.chosen_rates import RESULT as TUNED
 from pe_study.files import write_json, write_text
 from pe_study.planned import STUDY
 from pe_study.reporting import drawing, fonts
@@ -98,7 +99,7 @@ def watch(
 
 def _state(studies: Sequence[Path | str]) -> list[tuple[str, int, int]]:
     """Name, size and time of every file that a report reads."""
-    names = (METRICS, DONE, RESULTS, RETRIEVAL, OVER_TRAINING, DIAGNOSTICS, SUMMARY, BENCH, STUDY)
+    names = (METRICS, DONE, RESULTS, RETRIEVAL, OVER_TRAINING, DIAGNOSTICS, SUMMARY, BENCH, STUDY, TUNED)
     files = [file for path in studies for name in names for file in sorted(Path(path).rglob(name))]
     files += [Path(path) for path in studies if Path(path).is_file()]
     return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pandas as pd
 import pytest
 import yaml
 from synthetic_studies import rows, write_study
 
 from pe_study import report, tables
-from pe_study.reporting import comparisons, likeness, page_tables, rates
+from pe_study.errors import DataError
+from pe_study.reporting import comparisons, likeness, page_tables, rates, tuned
 from pe_study.reporting.studies import read_study
 
 LEVELS = {"common": {"rope": 1.84, "alibi": 1.96}, "tuned": {"rope": 1.96, "alibi": 1.84}}
@@ -194,3 +197,67 @@ def test_the_page_says_it(both, tmp_path, several):
     rows_of_table = [line for line in text.splitlines() if line.startswith("| alibi \u2212 rope ")]
     assert len(rows_of_table) == (12 if several else 6)
     assert all("depends on the learning rate" in line for line in rows_of_table)
+
+
+TRIALS = {"rope": {0.5: 1.9, 1.0: 1.8, 2.0: 1.7}, "alibi": {0.5: 1.6, 1.0: 1.7, 2.0: None}}
+
+
+def tune_study(folder, **chosen: float):
+    """`tune.json` of a study as tuning writes it; `chosen`: the factor of each encoding."""
+    trials = [
+        {"label": label, "factor": factor, "lr": factor * 3e-3, "lr_mult": "auto", "multiplier": None}
+        | {"val_loss": loss, "encoding": {"name": label}, "run": f"tune/{label}@{factor:g}x-s0"}
+        for label, losses in TRIALS.items()
+        for factor, loss in losses.items()
+    ]
+    best = {
+        each["label"]: {**each, "said": ["a tie: x1 within 0.1 %"] if each["label"] == "rope" else []}
+        for each in trials
+        if chosen[each["label"]] == each["factor"]
+    }
+    facts = {"study": folder.name, "lr": 3e-3, "length": 64, "steps": 60, "full_steps": 300, "seed": 0}
+    (folder / "tune").mkdir()
+    text = json.dumps({**facts, "chosen": best, "trials": trials})
+    (folder / "tune" / "tune.json").write_text(text)
+
+
+def test_a_tuned_study_shows_its_rates(both, tmp_path):
+    """A table with its CSV on the page, and which study trained so."""
+    tune_study(both[0], rope=0.5, alibi=0.5)
+    page = report.build(both, tmp_path / "page", formats=("svg",))
+    text = (page.parent / "report.md").read_text()
+    _, _, section = text.partition("## Learning rates")
+    section = section.partition("\n## ")[0]
+    assert "training length, 64, and at no other, after 60 of 300 updates" in section
+    assert "Trained at them: tuned." in section
+    assert "| rope | 1.9000 | 1.8000 | 1.7000 | 0.0015 | auto | a tie: x1 within 0.1 % |" in section
+    assert "| alibi | 1.6000 | 1.7000 | not finite | 0.0015 | auto |  |" in section
+    kept = pd.read_csv(page.parent / "tables" / "rates.csv")
+    assert kept["chosen"].tolist() == [True, False, False, True, False, False]
+    assert kept["val_loss"].isna().tolist() == [False] * 5 + [True]
+
+
+def test_a_page_without_the_tuned_runs_says_how_they_are_trained(both):
+    tune_study(both[0], rope=2.0, alibi=0.5)
+    studies = [read_study(folder) for folder in both]
+    said = "No study here was trained at them; `train.lr=tuned:common` trains one."
+    assert tuned._who(studies[0], studies) == said
+    assert read_study(both[1]).tuning is None
+    (both[0] / "tune" / "tune.json").write_text("{")
+    with pytest.raises(DataError, match=r"tune\.json: cannot be read"):
+        read_study(both[0])
+
+
+def test_a_chosen_multiplier_is_part_of_the_rate(tmp_path):
+    """A word trains with the number that tuning found in it; another number is another rate."""
+    folder = study(tmp_path, "tuned", 3e-3)
+    tune_study(folder, rope=1.0, alibi=1.0)
+    file = folder / "tune" / "tune.json"
+    tuning = json.loads(file.read_text())
+    tuning["chosen"]["rope"]["multiplier"] = 30.0
+    path = next(folder.glob("rope*/recipe.yaml"))
+    recipe = yaml.safe_load(path.read_text())
+    for mult, trained in (("auto", True), (30.0, True), (7.0, False), (1.0, False)):
+        recipe["encodings"][0] = {"name": "rope", "label": "rope", "lr_mult": mult}
+        path.write_text(yaml.safe_dump(recipe))
+        assert all(tuned._at(run, tuning) for run in read_study(folder).runs) is trained

@@ -17,6 +17,7 @@ from pe_study.reporting import (
     published_section,
     retrieval_figures,
     run_sections,
+    tuned,
 )
 from pe_study.reporting.comparisons import Comparison, Decomposition, unmade
 from pe_study.reporting.decomposition_figures import decomposition_figure
@@ -42,6 +43,7 @@ def sections(material: Material) -> list[Section]:
         probe_sections.controls,
         probe_sections.attention,
         probe_sections.over_training,
+        tuned.rates,
         run_sections.training,
         run_sections.bench,
         run_sections.lost,

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from pe_study import chosen_rates
 from pe_study.errors import DataError, UsageError
 from pe_study.planned import read_asked, read_planned
 from pe_study.rows import (
@@ -109,6 +110,7 @@ class Study:
     evaluations: tuple[Evaluation, ...] = field(default=())
     planned: tuple[str, ...] = ()  # the runs that its recipe has, where training wrote them down
     asked: tuple[str, ...] = ()  # those of them that were picked for training so far
+    tuning: Mapping[str, Any] | None = None  # what `pe-study tune` chose
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -141,7 +143,9 @@ def read_study(path: Path | str) -> Study:
         raise DataError(
             f"{path}: neither runs nor results there; run `pe-study train` and `pe-study eval` first"
         )
-    return Study(_name(path, evaluations), path, runs, evaluations, planned, read_asked(path))
+    tuned = path / chosen_rates.FOLDER / chosen_rates.RESULT
+    tuning = _parse(tuned, json.loads) if tuned.is_file() else None
+    return Study(_name(path, evaluations), path, runs, evaluations, planned, read_asked(path), tuning)
 
 
 def read_run(folder: Path) -> Run:

@@ -25,7 +25,7 @@ FIGURES = (
     "training",
     "cost",
 )
-TABLES = ("main", "verdicts", "comparisons", "published", "cost", "cells")
+TABLES = ("main", "verdicts", "comparisons", "published", "rates", "cost", "cells")
 
 
 @dataclass(frozen=True)
