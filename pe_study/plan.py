@@ -203,6 +203,15 @@ class Plan(Section):
             }
         )
 
+    def check_window(self) -> None:
+        """PlanError where a resolved plan has an attention_window that holds every key at every length."""
+        window, longest = self.attention_window, self.resolve_lengths(None)[-1]
+        if window is not None and int(window) >= longest:
+            raise PlanError(
+                f"attention_window: found {window} with lengths up to {longest}, where it hides no key; "
+                f"accepted: less than {longest}"
+            )
+
     def cut_strides(self, train_length: int | None) -> list[str]:
         """What to say of strides that `resolve` cuts to the shortest length."""
         shortest = self.resolve_lengths(train_length)[0]

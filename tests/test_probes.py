@@ -209,6 +209,23 @@ def test_wrong_keys_are_one_line(change, message) -> None:
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("lengths", [["1x", "2x"], ["16B", "32B"]])
+def test_a_window_that_holds_every_key_is_refused(lengths, study, tmp_path) -> None:
+    """Every cell would be measured twice."""
+    plan = {**PLAN, "lengths": lengths, "diagnostics": False}
+    longest = 32 if lengths == ["1x", "2x"] else 31
+    for window in ("100x", longest):
+        said = (
+            rf"^attention_window: found \d+ with lengths up to {longest}, .*; accepted: less than {longest}$"
+        )
+        with pytest.raises(PlanError, match=said):
+            evaluate("tiny", load_plan({**plan, "attention_window": window}), runs_root=study, dry_run=True)
+    cells = evaluate(
+        "tiny", load_plan({**plan, "attention_window": longest - 1}), runs_root=study, dry_run=True
+    )
+    assert {cell["control"] for cell in cells} >= {f"attention_window={longest - 1}"}
+
+
 def test_a_bare_switch_says_true() -> None:
     typed = ["eval", "--diagnostics", "runs/demo", "--truncation", "false", "--shuffle-positions"]
     expected = [

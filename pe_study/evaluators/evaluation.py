@@ -57,6 +57,7 @@ class Evaluation:
             for rescale in plan.rescales:
                 subject.checkpoint.frequencies(rescale, max(plan.resolve_lengths(None)))
         far_context.check(plan, subject.name, subject.train_length)
+        plan.check_window()
         for control in controls.asked(plan):
             controls.check(subject, control, kernel, sharing.device())
         if plan.diagnostics:
