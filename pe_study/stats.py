@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
 CONFIDENCE = 0.95
+DOMINATES = 2 / 3  # of the targets: one document with more leaves no interval
 Array = NDArray[np.float64]
 
 
@@ -112,6 +113,9 @@ def over_documents(difference_D: ArrayLike, weight_D: ArrayLike | None = None) -
     """Level (a): the token-weighted mean of paired document differences, with the error of its linearisation.
 
     `weight_D` is the number of targets of each document; equal weights give the plain paired t interval.
+    Others correct the variance for the pull of large documents on the mean, and take the degrees of freedom
+    that Satterthwaite's approximation gives that estimate (as Bell & McCaffrey 2002 do for regressions),
+    both exact for documents that spread alike. Where one document `dominates` there is no error.
     """
     value_D = np.asarray(difference_D, dtype=np.float64)
     tokens_D = np.ones_like(value_D) if weight_D is None else np.asarray(weight_D, dtype=np.float64)
@@ -124,8 +128,41 @@ def over_documents(difference_D: ArrayLike, weight_D: ArrayLike | None = None) -
     estimate = float(share_D @ value_D)
     if num == 1:
         return Interval(estimate)
-    variance = num / (num - 1) * float(np.sum((share_D * (value_D - estimate)) ** 2))
-    return Interval(estimate, math.sqrt(variance), num - 1, num)
+    if dominates(tokens_D):
+        return Interval(estimate, num=num)
+    variance = _inflation(share_D) * float(np.sum((share_D * (value_D - estimate)) ** 2))
+    return Interval(estimate, math.sqrt(variance), _degrees(share_D), num)
+
+
+def dominates(weight_D: ArrayLike) -> bool:
+    """Whether one of several documents has more than two thirds of the targets.
+
+    The mean then is that document's, whose spread the others cannot tell.
+    """
+    weight_D = np.asarray(weight_D, dtype=np.float64)
+    return weight_D.size > 1 and bool(weight_D.max() > DOMINATES * weight_D.sum())
+
+
+def _inflation(share_D: Array) -> float:
+    """What sum(share^2 (value - mean)^2) lacks of the variance of the mean: D / (D - 1) for equal shares."""
+    if np.all(share_D == share_D[0]):
+        return share_D.size / (share_D.size - 1)
+    squares = float(share_D @ share_D)
+    return squares / float(np.sum(share_D**2 * (1 - 2 * share_D + squares)))
+
+
+def _degrees(share_D: Array) -> float:
+    """Satterthwaite's degrees of freedom of the same sum: D - 1 for equal shares, fewer otherwise.
+
+    (tr G)^2 / tr(G^2), G = M' diag(share^2) M, M = I - 1 share', for documents that spread alike.
+    """
+    if np.all(share_D == share_D[0]):
+        return share_D.size - 1
+    s, d = float(share_D @ share_D), share_D**2
+    trace = float(np.sum(d * (1 - 2 * share_D + s)))
+    total, first, second = float(d.sum()), float(d @ share_D), float(d @ share_D**2)
+    pairs = s**2 * total**2 - 4 * s * total * first + 2 * total * second + 2 * first**2
+    return trace**2 / (pairs + float(np.sum(d**2 * (1 + 2 * (s - 2 * share_D)))))
 
 
 def pooled_residual(value_SE: ArrayLike) -> Variance:
@@ -204,6 +241,8 @@ def over_both(value_SD: ArrayLike, weight_D: ArrayLike, seed_variance: Variance)
     documents = over_documents(value_SD.mean(0), weight_D)
     if seed_variance.df <= 0:
         return Interval(documents.estimate, num=num_seeds)
+    if math.isnan(documents.error) and documents.num > 1:
+        return Interval(documents.estimate, num=num_seeds)
     if documents.num == 1:
         return Interval(documents.estimate, math.sqrt(seed_variance.value), seed_variance.df, num_seeds)
     alone = max(seed_variance.value - _shared(value_SD, weight_D), 0.0)
@@ -235,7 +274,7 @@ def _shared(value_SD: Array, weight_D: Array) -> float:
     share_D = weight_D / weight_D.sum()
     seed_S = value_SD @ share_D
     residual_SD = value_SD - value_SD.mean(0) - (seed_S - seed_S.mean())[:, None]
-    scale = num_seeds / (num_seeds - 1) * num_documents / (num_documents - 1)
+    scale = num_seeds / (num_seeds - 1) * _inflation(share_D)
     return float(np.sum((residual_SD * share_D) ** 2) * scale / num_seeds**2)
 
 

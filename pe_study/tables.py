@@ -97,6 +97,7 @@ def cells(rows: pd.DataFrame, aggregation: str = "token") -> pd.DataFrame:
         bytes_known=rows["num_bytes"].notna(),
         lost=rows["status"].astype(object).where(rows["status"].isin(LOST)),
         counted=rows["document"].where(scored),
+        choice=rows.get("choice", 0),
     )
     table = work.groupby(keys, dropna=False, observed=True).agg(
         nll_sum=("nll_sum", "sum"),
@@ -112,6 +113,7 @@ def cells(rows: pd.DataFrame, aggregation: str = "token") -> pd.DataFrame:
         length_bytes=("length_bytes", "max"),
         model=("model", "first"),
         status=("lost", "first"),
+        choice=("choice", "min"),
     )
     table["status"] = table["status"].fillna("ok")
     means = table.pop("window_means") / table["num_windows"]
@@ -147,6 +149,8 @@ def over_seeds(table: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     for column in ("num_documents", "num_tokens", "untrained_rows", "factor", "stride", "length_bytes"):
         if column in table:
             frame[column] = groups[column].max()
+    if "choice" in table and table["choice"].any():
+        frame["choice"] = groups["choice"].max()
     if "model" in table:
         frame["model"] = groups["model"].first().astype(str)
     frame["lost_seeds"] = frame.pop("size") - frame["num_seeds"]

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study.reporting import comparisons, verdicts
+from pe_study.reporting import comparisons, judging, verdicts
 from pe_study.reporting.verdicts import Verdict
 
 LENGTHS = (64, 128, 256, 512)
@@ -87,8 +87,8 @@ def test_bounds_are_simultaneous() -> None:
 
 def test_protocols_are_preferred_in_order() -> None:
     rows = synthetic.plain_rows(lengths=(64,), protocols=("prefix", "nonoverlapping"))
-    assert verdicts.protocol_for(rows) == "nonoverlapping"
-    assert verdicts.protocol_for(rows[rows["protocol"] == "prefix"]) is None
+    assert judging.protocol_for(rows) == "nonoverlapping"
+    assert judging.protocol_for(rows[rows["protocol"] == "prefix"]) is None
 
 
 def test_comparisons_at_declared_lengths() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 
 from pe_study import tables
-from pe_study.reporting import likeness
+from pe_study.reporting import likeness, uncompared
 from pe_study.reporting.captions import counted, listed
 from pe_study.reporting.losses import numbered
 from pe_study.reporting.studies import Study
@@ -23,6 +24,7 @@ def cautions(studies: Sequence[Study], rows: pd.DataFrame, curves: pd.DataFrame)
         *_no_number(rows),
         *_untrained(rows),
         *_targets(rows),
+        *uncompared.across_choices(rows),
         *_left_out(rows),
         *likeness.cautions(rows),
         *_kernels(rows),
@@ -93,22 +95,25 @@ def _untrained(rows: pd.DataFrame) -> list[str]:
 
 
 def _left_out(rows: pd.DataFrame) -> list[str]:
-    """Documents that not every encoding was measured on: no comparison over seeds uses them."""
+    """Documents of one plan's choice that not every encoding was measured on: a pair leaves out its own."""
     plain = rows[(rows["num_tokens"] > 0) & (rows["rescale"] == "none")]
+    plain = plain.assign(choice=plain.get("choice", 0))
     said = []
-    for (study, protocol), part in plain.groupby(["study", "protocol"], observed=True):
+    for (study, protocol, _), part in plain.groupby(["study", "protocol", "choice"], observed=True):
         cells = part.groupby(["length", "label", "seed"], observed=True)["document"].unique()
-        least: dict[int, int] = {}
+        uneven: dict[int, int] = {}
         for length, sets in cells.groupby("length"):
-            shared = set.intersection(*(set(documents) for documents in sets))
-            least[int(length)] = len(set.union(*(set(documents) for documents in sets))) - len(shared)
-        lengths = [length for length, count in least.items() if count]
-        if lengths and part["label"].nunique() > 1:
-            most = max(least.values())
+            have = [set.intersection(*map(set, of)) for _, of in sets.groupby("label", observed=True)]
+            every = set.union(*map(set, sets))
+            if any(one != every for one in have):
+                pairs = itertools.combinations(have, 2)
+                uneven[int(length)] = max((len((a | b) - (a & b)) for a, b in pairs), default=0)
+        if uneven and part["label"].nunique() > 1:
             said.append(
                 f"{study}, {protocol}: not every encoding was measured on the same documents at "
-                f"{listed(lengths)}; comparisons there leave out {counted(f'{most:,}', 'document')} that "
-                "some lack, while curves and tables do not."
+                f"{listed(uneven)}; comparisons there leave out up to "
+                f"{counted(f'{max(uneven.values()):,}', 'document')} that one of a pair lacks in some seed, "
+                "while curves and tables do not."
             )
     return said
 

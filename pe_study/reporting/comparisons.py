@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from pe_study import stats
-from pe_study.reporting.captions import joined, listed
+from pe_study.reporting.judging import ONE_TEXT, protocol_order
 from pe_study.reporting.losses import NOT_FINITE, Losses, contrast, difference, read_losses
-from pe_study.reporting.verdicts import FAMILY, fails
+from pe_study.reporting.verdicts import fails
 from pe_study.stats import Interval, Variance, own_interval
 from pe_study.tables import LATE
 
 DECLARED = (2, 4, 8)  # multiples of the training length at which encodings are compared
+Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -40,46 +41,63 @@ class Comparison:
         return self.p_holm < 1 - stats.CONFIDENCE
 
 
-def compare(rows: pd.DataFrame, protocol: str, declared: Sequence[int] = DECLARED) -> list[Comparison]:
+def compare(
+    rows: pd.DataFrame, protocol: str | None = None, declared: Sequence[int] = DECLARED
+) -> list[Comparison]:
     """Every pair of unrescaled encodings at every declared length, Holm-adjusted over all of them.
 
-    Seeds are paired by number. Where a pair shares several: level (b), on the documents that all encodings
-    compared there share, the pooled encoding x seed residual between encodings that do not fail there,
-    Welch's interval where one does. Else level (a), paired documents. Levels do not mix in a family.
+    protocol: that of all pairs; None takes for each pair the first that both ran (`pairs_by_protocol`). Seeds
+    are paired by number, on the documents that both encodings have. Where a pair of a family shares several
+    seeds: level (b), the encoding x seed residual on these documents pooled over encodings that have them and
+    do not fail there, Welch's interval where one does. Else level (a), paired documents. Levels do not mix in
+    a family.
     """
     found: list[Comparison] = []
-    plain = rows[(rows["protocol"] == protocol) & (rows["rescale"] == "none")]
-    for _, family in plain.groupby(FAMILY, dropna=False, observed=True, sort=False):
-        losses = {str(label): read_losses(part) for label, part in family.groupby("label", observed=True)}
-        found += _compare_family(losses, family, declared)
+    plain = rows[rows["rescale"] == "none"]
+    plain = plain if protocol is None else plain[plain["protocol"] == protocol]
+    for _, text in plain.groupby(ONE_TEXT, dropna=False, observed=True, sort=False):
+        for name, pairs in pairs_by_protocol(text, protocol).items():
+            found += _compare_family(text[text["protocol"] == name], pairs, declared)
     adjusted = stats.holm([comparison.interval.p_value for comparison in found])
     return [_adjusted(one, float(p)) for one, p in zip(found, adjusted, strict=True)]
 
 
-def _compare_family(
-    losses: Mapping[str, Losses], family: pd.DataFrame, declared: Sequence[int]
-) -> list[Comparison]:
+def pairs_by_protocol(text: pd.DataFrame, protocol: str | None = None) -> dict[str, list[Pair]]:
+    """The pairs of encodings of one study and text that are compared under each protocol: the first that both
+    ran, beginning with the one of most encodings."""
+    taken: set[Pair] = set()
+    found: dict[str, list[Pair]] = {}
+    for name in [protocol] if protocol else protocol_order(text):
+        labels = [str(label) for label, _ in text[text["protocol"] == name].groupby("label", observed=True)]
+        found[name] = [pair for pair in itertools.combinations(labels, 2) if pair not in taken]
+        taken |= {*found[name], *((b, a) for a, b in found[name])}
+    return found
+
+
+def _compare_family(family: pd.DataFrame, pairs: Sequence[Pair], declared: Sequence[int]) -> list[Comparison]:
+    if not pairs:
+        return []
+    losses = {str(label): read_losses(part) for label, part in family.groupby("label", observed=True)}
     start = int(family["train_length"].iloc[0])
     names = (str(family["study"].iloc[0]), str(family["protocol"].iloc[0]))
-    pairs = itertools.combinations(losses.values(), 2)
-    several = any(len({*one.seeds} & {*other.seeds}) > 1 for one, other in pairs)
+    several = any(len({*losses[a].seeds} & {*losses[b].seeds}) > 1 for a, b in pairs)
     compared = _over_seeds if several else _over_documents
     return [
         Comparison(*names, start * times, *pair, "b" if several else "a", interval, method)
         for times in declared
-        for pair, (interval, method) in compared(losses, start, start * times).items()
+        for pair, (interval, method) in compared(losses, start, start * times, pairs).items()
     ]
 
 
-Found = dict[tuple[str, str], tuple[Interval, str]]
+Found = dict[Pair, tuple[Interval, str]]
 
 
-def _over_documents(losses: Mapping[str, Losses], start: int, length: int) -> Found:
+def _over_documents(losses: Mapping[str, Losses], start: int, length: int, pairs: Sequence[Pair]) -> Found:
     """Level (a): each pair on the documents that both have, of the first seed that both have."""
     del start
     here = {label: loss.at(length) for label, loss in losses.items()}
     found: Found = {}
-    for label, other in itertools.combinations(here, 2):
+    for label, other in pairs:
         values = contrast(difference(here[label], here[other]).head(1).dropna(axis=1), losses[label].tokens)
         if values is not None:
             num = values.weight_D.size
@@ -90,33 +108,38 @@ def _over_documents(losses: Mapping[str, Losses], start: int, length: int) -> Fo
     return found
 
 
-def _over_seeds(losses: Mapping[str, Losses], start: int, length: int) -> Found:
-    """Level (b): the seeds that each pair shares, on the documents that all encodings share."""
+def _over_seeds(losses: Mapping[str, Losses], start: int, length: int, pairs: Sequence[Pair]) -> Found:
+    """Level (b): the seeds that each pair shares, on the documents that both have in all of them."""
     here = {label: loss.at(length) for label, loss in losses.items()}
-    shared = shared_documents(here)
-    if shared.empty:
-        return {}
-    weight_D = next(losses[label].tokens for label, part in here.items() if len(part)).reindex(shared)
-    mean_SE = pd.DataFrame(
-        {label: part[shared] @ (weight_D / weight_D.sum()) for label, part in here.items() if len(part)}
-    )
-    failing = {label for label in mean_SE if _fails(losses[str(label)], start, length)}
-    residual = stats.pooled_residual(mean_SE.drop(columns=list(failing)).to_numpy())
+    failing = {label for label in here if len(here[label]) and _fails(losses[label], start, length)}
+    means: dict[tuple[int, ...], tuple[pd.DataFrame, Variance]] = {}
     found: Found = {}
-    for label, other in itertools.combinations(mean_SE, 2):
-        pair_S = mean_SE[[label, other]].dropna().to_numpy()
-        if len(pair_S):
-            found[str(label), str(other)] = _difference(pair_S, residual, not failing & {label, other})
+    for pair in pairs:
+        both = difference(*(here[label] for label in pair))
+        if both.empty:
+            continue
+        shared = both.columns
+        weight_D = losses[pair[0]].tokens.reindex(shared)
+        key = (*shared, *weight_D)
+        if key not in means:
+            means[key] = _means(here, weight_D / weight_D.sum(), failing)
+        mean_SE, residual = means[key]
+        interval, method = _difference(mean_SE[[*pair]].dropna().to_numpy(), residual, not failing & {*pair})
+        most = max(here[label].shape[1] for label in pair)
+        some = f", on {len(shared)} of {most} documents" if len(shared) < most else ""
+        found[pair] = (interval, method + some)
     return found
 
 
-def shared_documents(here: Mapping[str, pd.DataFrame]) -> pd.Index:
-    """The documents that every encoding with a number has, in every seed of it."""
-    columns = [part.dropna(axis=1).columns for part in here.values() if len(part)]
-    shared = columns[0] if columns else pd.Index([])
-    for other in columns[1:]:
-        shared = shared.intersection(other)
-    return shared
+def _means(
+    here: Mapping[str, pd.DataFrame], share_D: pd.Series, failing: Set[str]
+) -> tuple[pd.DataFrame, Variance]:
+    """The mean loss of every seed (rows) and encoding that has these documents, and the pooled residual of
+    those that do not fail."""
+    parts = {label: part.reindex(columns=share_D.index).dropna() for label, part in here.items() if len(part)}
+    mean_SE = pd.DataFrame({label: part @ share_D for label, part in parts.items() if len(part)})
+    holding = [label for label in mean_SE if label not in failing]
+    return mean_SE, stats.pooled_residual(mean_SE[holding].to_numpy())
 
 
 def _fails(loss: Losses, start: int, length: int) -> bool:
@@ -137,41 +160,6 @@ def _difference(pair_S: np.ndarray, residual: Variance, holding: bool) -> tuple[
     if not holding or residual.df <= 0:
         return stats.welch(value_S, other_S), "Welch over seeds"
     return stats.seed_difference(value_S, other_S, residual), "pooled residual over seeds"
-
-
-def unmade(rows: pd.DataFrame, protocol: str, declared: Sequence[int] = DECLARED) -> list[str]:
-    """Why comparisons that were declared in advance are not there: a sentence a study."""
-    said = []
-    plain = rows[(rows["protocol"] == protocol) & (rows["rescale"] == "none")]
-    several = plain["study"].nunique() > 1
-    for (study, start), family in plain.groupby(["study", "train_length"], observed=True, sort=False):
-        if family["label"].nunique() < 2:
-            continue
-        where = f" in {study}" if several else ""
-        if start <= 0:
-            said.append(f"No encodings were compared{where}: their training length is not known.")
-            continue
-        grid = {int(length) for length in family["length"]}
-        said += _strangers(family, where)
-        absent = [times for times in declared if int(start) * times not in grid]
-        if absent:
-            lengths = listed(int(start) * times for times in absent)
-            said.append(
-                f"Encodings were not compared{where} at {lengths} ({_times(absent)} the training length of "
-                f"{int(start):,}): not on the grid of lengths."
-            )
-    return said
-
-
-def _strangers(family: pd.DataFrame, where: str) -> list[str]:
-    """Pairs of encodings that no seed pairs."""
-    seeds = {str(label): {*part} for label, part in family.groupby("label", observed=True)["seed"]}
-    apart = [f"{a} and {b}" for a, b in itertools.combinations(seeds, 2) if not seeds[a] & seeds[b]]
-    return [f"Not compared{where}, having no seed in common: {'; '.join(apart)}."] if apart else []
-
-
-def _times(numbers: Sequence[int]) -> str:
-    return joined([f"{number}\u00d7" for number in numbers])
 
 
 def _adjusted(one: Comparison, p_holm: float) -> Comparison:
@@ -224,13 +212,13 @@ class Decomposition:
 def decompose(rows: pd.DataFrame) -> list[Decomposition]:
     """Every unrescaled series that ran both protocols, at every length past the training length.
 
-    Over the seeds and documents that have all four numbers of a length.
+    Over the seeds and documents that have all four numbers of a length; a document weighs in all three terms
+    what it does in X, so that they add up and X is that of the verdict.
     """
     plain = rows[rows["rescale"] == "none"]
-    keys = [name for name in FAMILY if name != "protocol"] + ["label"]
     found = []
     both = plain[plain["protocol"].isin([LATE, "nonoverlapping", "exact-context"])]
-    for _, part in both.groupby(keys, dropna=False, observed=True, sort=False):
+    for _, part in both.groupby([*ONE_TEXT, "label"], dropna=False, observed=True, sort=False):
         windowed = LATE if (part["protocol"] == LATE).any() else "nonoverlapping"
         sides = [read_losses(part[part["protocol"] == name]) for name in (windowed, "exact-context")]
         start = int(part["train_length"].iloc[0])
@@ -246,7 +234,7 @@ def _decompose(
     for length in sorted(n for n in windowed.nll if n > start):
         totals, contexts = (difference(side.at(length), side.at(start)) for side in (windowed, exact))
         shared = difference(totals, contexts)
-        early = contrast(shared, windowed.tokens)
+        early = contrast(shared, exact.tokens)
         if early is None:
             continue
         total_SD, context_SD = (

@@ -24,10 +24,14 @@ class Effect:
     num_seeds: int
 
 
-def effects(rows: pd.DataFrame, controls: pd.DataFrame, protocol: str) -> list[Effect]:
+def effects(
+    rows: pd.DataFrame, controls: pd.DataFrame, protocol: str, measured: pd.DataFrame | None = None
+) -> list[Effect]:
     """Every unrescaled label and control under one protocol, over the seeds and documents of both sides.
 
-    Where they share none, or the loss is not finite, the interval's estimate is nan.
+    measured: plain rows of every plan, where `rows` are united: a control stands beside those of its own
+    plan, which chose its documents. Where both sides share no document, or the loss is not finite, the
+    interval's estimate is nan.
     """
     found = []
     own = rows[(rows["protocol"] == protocol) & (rows["rescale"] == "none")]
@@ -39,12 +43,25 @@ def effects(rows: pd.DataFrame, controls: pd.DataFrame, protocol: str) -> list[E
         if not shared:
             continue
         length = int(max(shared))
-        sides = [read_losses(side[side["length"] == length]) for side in (part, plain)]
+        part, plain = part[part["length"] == length], plain[plain["length"] == length]
+        sides = [read_losses(side) for side in (part, _of_its_plan(plain, part, measured))]
         change = contrast(difference(sides[0].at(length), sides[1].at(length)), sides[0].tokens)
         interval = Interval(math.nan, num=0) if change is None else change.interval()
         num_seeds = 0 if change is None else len(change.seeds)
         found.append(Effect(str(study), str(label), str(control), length, interval, num_seeds))
     return found
+
+
+def _of_its_plan(plain: pd.DataFrame, part: pd.DataFrame, measured: pd.DataFrame | None) -> pd.DataFrame:
+    """The plain seeds that the plan of a control measured itself, where it did; else the united ones."""
+    if measured is None:
+        return plain
+    cell = ["study", "label", "rescale", "protocol", "length", "seed", "plan"]
+    wanted = part[cell].astype(object).drop_duplicates()
+    found = measured[measured["length"] == part["length"].iloc[0]]
+    marks = found[cell].astype(object).merge(wanted, on=cell, how="left", indicator=True)["_merge"]
+    own = found[(marks == "both").to_numpy()]
+    return own if len(own) else plain
 
 
 def sentences(found: Sequence[Effect], protocol: str = "") -> list[str]:

@@ -35,7 +35,8 @@ def control_curves(plain: pd.DataFrame, controls: pd.DataFrame) -> pd.DataFrame:
     parts = [plain.assign(control=NO_CONTROL)]
     for control, rows in controls.groupby("control", observed=True):
         parts.append(tables.length_curves(rows).assign(control=str(control)))
-    return unrescaled(pd.concat(parts, ignore_index=True))
+    both = pd.concat(parts, ignore_index=True)
+    return unrescaled(both.fillna({"choice": 0}) if "choice" in both else both)
 
 
 def control_figure(curves: pd.DataFrame, metric: str, protocol: str, study: str = "") -> Figure | None:

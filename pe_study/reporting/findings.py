@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 
 from pe_study.reporting.captions import counted, listed
+from pe_study.reporting.judging import ONE_TEXT, protocol_for
 from pe_study.reporting.outcomes import change_text, names, outcomes
-from pe_study.reporting.verdicts import FAMILY, PREFERRED, Verdict
+from pe_study.reporting.verdicts import PREFERRED, Verdict
 from pe_study.rows import NO_CONTROL
 
 
@@ -23,15 +24,25 @@ def findings(found: Sequence[Verdict], curves: pd.DataFrame) -> list[str]:
     Where several studies are on the page, every label is named with its study.
     """
     several = curves["study"].nunique() > 1
-    found = [dataclasses.replace(v, label=f"{v.label} ({v.study})") for v in found] if several else found
-    plain = [verdict for verdict in found if verdict.rescale == "none"]
+    unjudged = _unjudged(found, curves, several)
+    found = _named(found, several)
+    plain = [verdict for verdict in found if verdict.rescale == "none" and not verdict.aside]
     if not plain:
         return [f"{_silent(curves)}, so nothing is said about what happens past it."]
-    said = [_scope(plain), *outcomes(plain), *_unjudged(found, curves, several)]
-    said += _at_training_length(plain, curves)
-    for series in dict.fromkeys((v.study, v.label) for v in found if v.rescale != "none"):
-        said += _rescaled([v for v in found if (v.study, v.label) == series])
+    said = [_scope(plain), *outcomes(plain), *unjudged, *_at_training_length(curves)]
+    for series in dict.fromkeys((v.study, v.protocol, v.label) for v in found if v.rescale != "none"):
+        said += _rescaled([v for v in found if (v.study, v.protocol, v.label) == series])
     return said
+
+
+def _named(found: Sequence[Verdict], several: bool) -> list[Verdict]:
+    """Verdicts whose labels say their study, where there are several, and their protocol, where there are."""
+    protocols = len({v.protocol for v in found}) > 1
+    more = [[v.study] * several + [v.protocol] * protocols for v in found]
+    return [
+        dataclasses.replace(v, label=f"{v.label} ({', '.join(words)})") if words else v
+        for v, words in zip(found, more, strict=True)
+    ]
 
 
 def _silent(curves: pd.DataFrame) -> str:
@@ -55,14 +66,15 @@ def _silent(curves: pd.DataFrame) -> str:
 
 
 def _unjudged(found: Sequence[Verdict], curves: pd.DataFrame, several: bool) -> list[str]:
-    """Series of the judged protocol without a number at their training length."""
-    shown = curves[(curves["protocol"] == found[0].protocol) & (curves["rescale"] == "none")]
+    """Series without a number at their training length under any protocol that they could be judged by."""
+    kinds = [str(name).partition("_")[0] in PREFERRED for name in curves["protocol"]]
+    shown = curves[np.array(kinds, dtype=bool) & (curves["rescale"] == "none")]
     judged = {(v.study, v.train_length, v.label) for v in found}
     said = []
     keys = ["study", "train_length", "label"]
     for (study, start, label), part in shown.groupby(keys, observed=True, sort=False):
         name = f"{label} ({study})" if several else str(label)
-        if (study, start, name) in judged:
+        if (study, start, label) in judged:
             continue
         here = part.loc[part["length"] == start, "status"]
         if start <= 0:
@@ -83,6 +95,8 @@ _WHO = {
     "c": "{seeds} seeds each: intervals are over seeds and documents, so that sentences are about the "
     "encodings",
     "": "One seed on one document each: no interval, so nothing is settled past the training length",
+    "-": "One document has more than two thirds of the targets: no interval, so nothing is settled past the "
+    "training length",
 }
 
 
@@ -101,35 +115,46 @@ def _scope(plain: Sequence[Verdict]) -> str:
     return (
         f"Trained at length {listed(v.train_length for v in plain)}, evaluated to "
         f"{max(v.longest for v in plain):,} on {documents} "
-        f"({plain[0].protocol}). {who}."
+        f"({_protocols(plain)}). {who}."
     )
 
 
-def _at_training_length(plain: Sequence[Verdict], curves: pd.DataFrame) -> list[str]:
-    """The order at the training length."""
+def _protocols(plain: Sequence[Verdict]) -> str:
+    """ "exact-context", "exact-context where it was run, else nonoverlapping"."""
+    ran = {v.protocol for v in plain}
+    ordered = [name for wanted in PREFERRED for name in sorted(ran) if name.partition("_")[0] == wanted]
+    return " where it was run, else ".join(ordered)
+
+
+def _at_training_length(curves: pd.DataFrame) -> list[str]:
+    """The order at the training length, a study and text each, by the protocol of most of its encodings."""
     here = curves[
-        (curves["protocol"] == plain[0].protocol)
-        & (curves["rescale"] == "none")
+        (curves["rescale"] == "none")
         & (curves["length"] == curves["train_length"])
         & np.isfinite(curves["nll"])
     ]
+    several, named = here["study"].nunique() > 1, {protocol_for(curves)}
     said = []
-    for _, part in here.groupby(FAMILY, dropna=False, observed=True, sort=False):
-        said += _ranked(part, here["study"].nunique() > 1) if part["label"].nunique() > 1 else []
+    for _, text in here.groupby(ONE_TEXT, dropna=False, observed=True, sort=False):
+        protocol = protocol_for(text)
+        part = text[text["protocol"] == protocol]
+        if part["label"].nunique() > 1:
+            said.append(_ranked(part, several, "" if {protocol} == named else f" under {protocol}"))
     return said
 
 
-def _ranked(here: pd.DataFrame, several: bool) -> list[str]:
-    """The order of one study on one text."""
+def _ranked(here: pd.DataFrame, several: bool, under: str) -> str:
+    """The order of one study on one text; `under`: the protocol, where it is not that of the page."""
     in_bytes = bool(here["bits_per_byte"].notna().all())
     metric, unit = ("bits_per_byte", "bits per byte") if in_bytes else ("nll", "nats per token")
     ranked = here.sort_values(metric)
     values = ", ".join(f"{a} {v:.3f}" for a, v in zip(ranked["label"], ranked[metric], strict=True))
     seeds = {int(n) for n in here["num_seeds"]}
     who = "in this run" if seeds == {1} else f"means of {_range(seeds)} seeds"
-    who += ", not on the same documents" if here["num_documents"].nunique() > 1 else ""
+    apart = here["num_documents"].nunique() > 1 or ("choice" in here and here["choice"].nunique() > 1)
+    who += ", not on the same documents" if apart else ""
     where = f" of {here['study'].iloc[0]}" if several else ""
-    return [f"At the training length{where}, lowest first ({unit}, {who}): {values}."]
+    return f"At the training length{where}{under}, lowest first ({unit}, {who}): {values}."
 
 
 def _rescaled(found: Sequence[Verdict]) -> list[str]:
@@ -151,7 +176,7 @@ def _rescaled(found: Sequence[Verdict]) -> list[str]:
         texts.append(f"{v.rescale} has no number ({lost.get(length, 'not run')})")
     if not texts or length not in plain.change:
         return []
-    where = {"a": " in this run", "": " in this run", "b": " on this text", "c": ""}[plain.level]
+    where = {"b": " on this text", "c": ""}.get(plain.level, " in this run")
     return [
         f"**{plain.label} rescaled**{where}, change of loss at {length:,} from the training length: "
         f"unrescaled {change_text(plain.change[length])}; {'; '.join(texts)}."

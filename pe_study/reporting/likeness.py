@@ -17,6 +17,7 @@ AT_A_LENGTH = {
     "stride": "strides",
     "num_documents": "numbers of documents",
     "num_tokens": "numbers of targets",
+    "choice": "plans' choices of documents",
 }
 BOS = "beginnings (BOS on and off)"
 # What tells the texts of one study apart, and how to say it; the hash only where names do not.

@@ -1,7 +1,8 @@
 """The losses of one series by length, seed and document, and their differences.
 
-Seeds are paired by their numbers and documents by theirs, never by position: a difference uses those that
-both sides have. A cell (one length and seed) without a number keeps the reason why.
+Seeds are paired by their numbers and documents by theirs, which `choices` has made equal for documents alone
+that are known to be the same: a difference uses those that both sides have. A cell (one length and seed)
+without a number keeps the reason why.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ class Losses:
     def at(self, length: int) -> pd.DataFrame:
         """The loss of each seed (rows) on each document (columns); empty where there is none."""
         return self.nll.get(length, _NOTHING)
+
+    def weights(self, length: int) -> Array:
+        """The targets of the documents that every seed has at `length`."""
+        return self.tokens.reindex(self.at(length).dropna(axis=1).columns).to_numpy(dtype=np.float64)
 
     def why(self, length: int) -> dict[int, str]:
         """The seeds without a number at `length`, and why: a status, not finite, or not run."""

@@ -20,8 +20,9 @@ _SPEAKS = {
     "b": "new seeds on these documents",
     "c": "new seeds and new documents",
     "": "nothing, for one seed on one document has no interval",
+    "-": "nothing, for one document with most of the targets leaves no interval",
 }
-_WHERE = {"a": ", in this run,", "b": ", on this text,", "": ", in this run,", "c": ""}
+_WHERE = {"a": ", in this run,", "b": ", on this text,", "": ", in this run,", "-": ", in this run,", "c": ""}
 
 
 def outcomes(plain: Sequence[Verdict]) -> list[str]:
@@ -35,10 +36,12 @@ def _holding(plain: Sequence[Verdict]) -> list[str]:
     for length in sorted({v.survives for v in held if v.survives}, reverse=True):
         for group in _alike([v for v in held if v.survives == length]):
             gain = [v for v in group if v.gains_to]
-            flat = [v for v in group if not v.gains_to and _tested(v)]
+            flat = [v for v in group if not v.gains_to and _tested(v) and v.flat_to == length]
+            unshown = [v for v in group if not v.gains_to and _tested(v) and v.flat_to != length]
             untested = [v for v in group if not v.gains_to and not _tested(v)]
             said += [_gaining(gain, length)] if gain else []
             said += [_flat(flat, length)] if flat else []
+            said += [_unshown(unshown, length)] if unshown else []
             said += [_untested(untested, length)] if untested else []
     return said
 
@@ -49,8 +52,8 @@ def _tested(verdict: Verdict) -> bool:
 
 
 def _alike(group: Sequence[Verdict]) -> list[list[Verdict]]:
-    """Verdicts apart by what their intervals speak of, and by training length: no sentence may mix them."""
-    return _by(group, lambda v: (v.level, v.train_length))
+    """Verdicts apart by what intervals speak of, training length and protocol: no sentence mixes them."""
+    return _by(group, lambda v: (v.level, v.train_length, v.protocol))
 
 
 def _by(group: Sequence[Verdict], key: Callable[[Verdict], object]) -> list[list[Verdict]]:
@@ -64,7 +67,7 @@ def _gaining(group: Sequence[Verdict], length: int) -> str:
         f"**{names(group)}** {_verb(group, 'holds', 'hold')} to {_times(length, group[0])}: the loss stays "
         f"within {PERCENT} of that at the training length. A doubled length still lowers it ({to})"
     )
-    if group[0].protocol == "exact-context":
+    if group[0].protocol in ("exact-context", "fixed-target"):  # no target has less context than another
         return f"{text}."
     return (
         f"{text}; exact-context was not run, and under {group[0].protocol} longer windows also leave fewer "
@@ -72,10 +75,17 @@ def _gaining(group: Sequence[Verdict], length: int) -> str:
     )
 
 
+def _unshown(group: Sequence[Verdict], length: int) -> str:
+    return (
+        f"**{names(group)}** {_verb(group, 'holds', 'hold')} to {_times(length, group[0])} within {PERCENT}. "
+        f"No gain from longer input is shown, and one of {PERCENT} is not ruled out."
+    )
+
+
 def _flat(group: Sequence[Verdict], length: int) -> str:
     return (
         f"**{names(group)}** {_verb(group, 'holds', 'hold')} to {_times(length, group[0])} "
-        f"within {PERCENT}, without a gain from longer input: "
+        f"within {PERCENT}, and a gain of {PERCENT} from longer input is ruled out: "
         f"{'windowed models' if len(group) > 1 else 'a windowed model'}, in effect."
     )
 
@@ -143,7 +153,13 @@ def _why_unsettled(verdict: Verdict) -> str:
             "not settled. One seed on one document gives no interval, so nothing is said of what happens "
             "past the training length"
         )
-    if math.isnan(verdict.change[min(past)].error):
+    first = verdict.change[min(past)]
+    if verdict.dominated or (first.num > 1 and math.isnan(first.error)):
+        return (
+            "not settled. One document has more than two thirds of the targets, and the spread of the others "
+            "does not tell its own, so there is no interval"
+        )
+    if math.isnan(first.error):
         return "not settled. One seed alone has a number there, which gives no interval"
     more = {"a": "documents or seeds", "b": "seeds", "c": "documents or seeds"}[verdict.level]
     return (

@@ -16,13 +16,14 @@ from pe_study import tables
 from pe_study.reporting import (
     answers,
     bench_figures,
+    choices,
     comparisons,
+    judging,
     likeness,
     palette,
     probe_sections,
     progress,
     rates,
-    verdicts,
 )
 from pe_study.reporting.bench_files import sentences
 from pe_study.reporting.captions import listed
@@ -59,9 +60,10 @@ def compose(targets: Targets, view: View, command: str) -> Page:
     """Compute the page of one or several studies and bench files; `command` is what makes it again."""
     studies = targets.studies
     raw = _rows(studies)
-    rows, left_out = tables.united(likeness.apart(raw).assign(origin=raw["study"]))
+    measured, controls = _told_apart(likeness.apart(raw).assign(origin=raw["study"]), studies, raw)
+    rows, left_out = tables.united(measured)
     curves = tables.length_curves(rows)
-    judged_by = verdicts.protocol_for(rows)
+    judged_by = judging.protocol_for(rows)
     metrics = _metrics(curves)
     protocols = tables.protocols_of(rows)
     view.check(
@@ -71,13 +73,14 @@ def compose(targets: Targets, view: View, command: str) -> Page:
             "attention_run": probe_sections.attention_runs(studies),
         }
     )
-    compared = comparisons.compare(rows, judged_by) if judged_by else []
+    compared = comparisons.compare(rows)
     material = Material(
         studies=studies,
         benches=targets.benches,
         view=view,
         rows=rows,
-        controls=_others(studies, "controls", raw),
+        measured=measured,
+        controls=controls,
         over_training=_others(studies, "over_training", raw),
         curves=curves,
         looks=_looks(studies, curves),
@@ -85,7 +88,7 @@ def compose(targets: Targets, view: View, command: str) -> Page:
         metric=view.metric if view.metric in metrics else "nll",
         protocols=protocols,
         protocol=view.protocol if view.protocol in protocols else judged_by or next(iter(protocols), ""),
-        verdicts=verdicts.verdicts(rows, judged_by) if judged_by else [],
+        verdicts=judging.judge(rows),
         comparisons=rates.marked(compared, studies, rows),
         decompositions=comparisons.decompose(rows),
     )
@@ -126,10 +129,19 @@ def _others(studies: Sequence[Study], kind: str, raw: pd.DataFrame) -> pd.DataFr
     return likeness.apart(pd.concat(frames, ignore_index=True), beside=raw) if frames else None
 
 
+def _told_apart(
+    plain: pd.DataFrame, studies: Sequence[Study], raw: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """Plain rows and those under controls, in which equal numbers mean documents known to be the same."""
+    controls = _others(studies, "controls", raw)
+    found = choices.told_apart(plain, *([] if controls is None else [controls]))
+    return found[0], found[1] if len(found) > 1 else None
+
+
 def _findings(material: Material) -> list[str]:
     """What the rows say; where bench files alone were given, what those say."""
     if material.studies:
-        rows, judged_by = material.rows, verdicts.protocol_for(material.rows)
+        rows, judged_by = material.rows, judging.protocol_for(material.rows)
         said = findings(material.verdicts, material.curves)
         return [*said, *rates.sentences(material.comparisons, material.studies, rows, judged_by or "")]
     return [sentence for _, bench in material.benches for sentence in sentences(bench)]
@@ -187,7 +199,8 @@ def _facts(studies: Sequence[Study], rows: pd.DataFrame) -> list[tuple[str, str]
 
 
 def _documents(studies: Sequence[Study], rows: pd.DataFrame) -> str:
-    used = rows.loc[rows["num_tokens"] > 0].groupby("study", observed=True)["document"].nunique().max()
+    scored = rows.loc[rows["num_tokens"] > 0]
+    used = scored.groupby(["study", "choice"], observed=True)["document"].nunique().max()
     notes = [ev.notes.get("documents") for ev in _evaluations(studies)]
     totals = {note["total"] for note in notes if isinstance(note, Mapping) and note.get("total")}
     return ("none" if math.isnan(used) else f"{used:,}") + (

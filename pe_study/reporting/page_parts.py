@@ -80,6 +80,7 @@ class Material:
     benches: Sequence[tuple[str, BenchFile]]
     view: View
     rows: pd.DataFrame
+    measured: pd.DataFrame  # the same before plans were united: every plan's own cells
     controls: pd.DataFrame | None  # rows under a control, and of snapshots; their studies as in `rows`
     over_training: pd.DataFrame | None
     curves: pd.DataFrame

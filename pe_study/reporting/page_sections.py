@@ -19,12 +19,13 @@ from pe_study.reporting import (
     run_sections,
     tuned,
 )
-from pe_study.reporting.comparisons import Comparison, Decomposition, unmade
+from pe_study.reporting.comparisons import Comparison, Decomposition
 from pe_study.reporting.decomposition_figures import decomposition_figure
 from pe_study.reporting.findings import cache_sentence, yarn_sentence
 from pe_study.reporting.main_table import main_table
 from pe_study.reporting.page_parts import Material, Section, named_once
 from pe_study.reporting.studies import Evaluation, Study
+from pe_study.reporting.uncompared import unmade
 
 T = TypeVar("T", Comparison, Decomposition)
 
@@ -81,11 +82,13 @@ def _how_far(material: Material) -> Section:
         for study, suffix, found in _of_each(material, material.comparisons):
             curves = material.curves[material.curves["study"] == study]
             num_tests = len(material.comparisons)
-            section.add(charts.differences_figure(found, material.looks, curves, num_tests, suffix))
+            for protocol in dict.fromkeys(one.protocol for one in found):
+                here = [one for one in found if one.protocol == protocol]
+                section.add(charts.differences_figure(here, material.looks, curves, num_tests, suffix))
     if material.wants_table("comparisons") and material.comparisons:
         section.tables.append(page_tables.comparisons_table(material.comparisons))
     if material.verdicts:
-        section.notes += unmade(material.rows, material.verdicts[0].protocol)
+        section.notes += unmade(material.rows)
     return section
 
 

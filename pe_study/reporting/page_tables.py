@@ -134,7 +134,7 @@ def verdicts_table(found: Sequence[Verdict]) -> Table:
     lost = any(data["cannot"])
     return Table(
         name="verdicts",
-        title=f"How far each holds ({found[0].protocol})",
+        title=f"How far each holds ({_protocols(found)})",
         columns=[
             Column("encoding"),
             Column("survives 0.5 % | 2 %", numeric=True),
@@ -162,12 +162,17 @@ def _two_margins(*lengths: Any) -> Cell:
     return Cell(text, float(known[0] or 0), "n")
 
 
+def _protocols(found: Sequence[Verdict | Comparison]) -> str:
+    return " or ".join(dict.fromkeys(one.protocol for one in found))
+
+
 def _named(data: pd.DataFrame) -> list[str]:
-    several = data["study"].nunique() > 1
+    """The names of series, with their study and protocol where there are several."""
+    more = [column for column in ("study", "protocol") if data[column].nunique() > 1]
     names = []
-    for study, label, rescale in zip(data["study"], data["label"], data["rescale"], strict=True):
-        name = label if rescale == "none" else f"{label}, {rescale}"
-        names.append(f"{name} ({study})" if several else name)
+    for _, row in data.iterrows():
+        name = row["label"] if row["rescale"] == "none" else f"{row['label']}, {row['rescale']}"
+        names.append(f"{name} ({', '.join(row[more])})" if more else name)
     return names
 
 
@@ -188,11 +193,12 @@ def comparisons_table(found: Sequence[Comparison]) -> Table:
             "interval from": data["method"],
         }
     )
-    if data["study"].nunique() > 1:
-        frame.insert(1, "study", data["study"])
+    for column, values in {"protocol": [one.protocol for one in found], "study": data["study"]}.items():
+        if len(set(values)) > 1:
+            frame.insert(1, column, list(values))
     table = plain(
         "comparisons",
-        f"Differences between encodings ({found[0].protocol})",
+        f"Differences between encodings ({_protocols(found)})",
         frame,
         f"Declared in advance: every pair at 2, 4 and 8 training lengths; Holm's correction over all "
         f"{len(found)}. Negative: the first has the lower loss. Speaks of {speaks_of(found)}.",

@@ -18,8 +18,9 @@ PAST_LONGEST = ("exact-context", "fixed-target", LATE)
 def united(rows: pd.DataFrame, series: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
     """Rows in which every cell (series, length, seed) comes from one plan, and what was left out, in words.
 
-    Documents are told apart before (`choices`). Plans of a series join where they scored the same targets; the others are left out, whole, in favour of
-    the plan of most cells. Of two plans with one cell, the one with a number counts.
+    Documents are told apart before (`choices`). Plans of a series join where they scored the same targets;
+    the others are left out, whole, in favour of the plan of most cells. Of two plans with one cell, the one
+    with a number counts.
     """
     if rows.empty or rows["plan"].nunique() < 2:
         return rows, []

@@ -24,7 +24,7 @@ def controls(material: Material) -> Section:
     first = _first(material, ran)
     for protocol, names in first.items():
         changed = rows[rows["control"].isin(names)]
-        found = control_effects.effects(material.rows, changed, protocol)
+        found = control_effects.effects(material.rows, changed, protocol, material.measured)
         section.notes += control_effects.sentences(found, "" if protocol == material.protocol else protocol)
     curves = control_figures.control_curves(material.curves, rows)
     for study in dict.fromkeys(curves.loc[curves["control"] != "none", "study"].astype(str)):

@@ -5,7 +5,9 @@ At one protocol, with L0 the training length and X(L) the loss at length L on th
 - *survives* the largest grid length with every grid length up to it having an upper simultaneous 95 % bound
   of X(L) - X(L0) below delta, which is 0.5 % (or 2 %) of X(L0);
 - *fails by* the smallest grid length with a lower bound above delta, or without a finite loss in some seed;
-- *gains to* the largest grid length with a lower bound of X(L/2) - X(L) above zero.
+- *gains to* the largest grid length with a lower bound of X(L/2) - X(L) above zero;
+- *flat to* the largest length that it survives, where every length up to it has upper bounds of X(L/2) - X(L)
+  and X(L0) - X(L) below delta: a gain that matters is ruled out, not only not shown.
 
 The grid is every length that some series of that study and protocol has. A length that a series lacks, or
 at which one of its seeds has no number, ends what it survives. Simultaneous means Bonferroni over the grid
@@ -25,7 +27,7 @@ import pandas as pd
 from pe_study import stats
 from pe_study.reporting.losses import NOT_FINITE, Contrast, Losses, contrast, difference, read_losses, reasons
 from pe_study.stats import Interval, Variance
-from pe_study.tables import SERIES, TRUNCATION, protocols_of
+from pe_study.tables import SERIES, TRUNCATION
 
 DELTA, WIDE_DELTA = 0.005, 0.02
 PREFERRED = ("exact-context", "fixed-target", "nonoverlapping", "sliding")  # protocols with the same targets
@@ -57,6 +59,9 @@ class Verdict:
     gains_tested: tuple[int, ...]  # lengths L of which L/2 is on the grid, too
     not_finite: tuple[tuple[int, str], ...]  # lengths at which some seed has no finite loss, and which
     cannot: tuple[tuple[int, str], ...]  # lengths without a number in some seed, and why: a status, not run
+    flat_to: int | None = None  # a gain of delta is ruled out up to there
+    dominated: bool = False  # one document has most of the targets, which leaves no interval
+    aside: bool = False  # under another protocol than it is judged by, beside rescales that ran there alone
 
     @property
     def about_encoding(self) -> bool:
@@ -65,7 +70,10 @@ class Verdict:
 
     @property
     def level(self) -> str:
-        """Of its intervals: "a", "b" or "c" (see `stats`); nothing for one seed on one document."""
+        """Of its intervals: "a", "b" or "c" (see `stats`); "-" where one document has most of the targets;
+        nothing for one seed on one document."""
+        if self.dominated:
+            return "-"
         if self.num_documents > 1:
             return "c" if self.num_seeds > 1 else "a"
         return "b" if self.num_seeds > 1 else ""
@@ -80,12 +88,6 @@ class _Series:
     change: Mapping[int, Contrast]  # X(L) - X(L0)
     halves: Mapping[int, Contrast]  # X(L/2) - X(L), where both have a number in every seed
     level: float  # X(L0)
-
-
-def protocol_for(rows: pd.DataFrame) -> str | None:
-    """The protocol to judge by: `exact-context` where it was run, else the next with the same targets."""
-    ran = protocols_of(rows)
-    return next((name for wanted in PREFERRED for name in ran if name.partition("_")[0] == wanted), None)
 
 
 def verdicts(rows: pd.DataFrame, protocol: str) -> list[Verdict]:
@@ -188,6 +190,8 @@ def _judge(
         gains_tested=tuple(n for n, interval in halves.items() if interval.error == interval.error),
         not_finite=tuple((n, reasons(of, seeds)) for n, of in infinite.items() if of),
         cannot=tuple((n, reasons(of, seeds)) for n, of in absent.items() if of),
+        flat_to=_flat_to(past, upper, change, halves, (alpha, DELTA * one.level)),
+        dominated=stats.dominates(one.losses.weights(one.start)),
     )  # fmt: skip
 
 
@@ -209,6 +213,21 @@ def _survives(past: Sequence[int], upper: Mapping[int, float], delta: float) -> 
             return largest
         largest = length
     return largest
+
+
+def _flat_to(
+    past: Sequence[int], upper: Mapping[int, float], change: Mapping[int, Interval],
+    halves: Mapping[int, Interval], bound: tuple[float, float],
+) -> int | None:  # fmt: skip
+    """How far a gain of delta is ruled out; None where some length or half up to there does not."""
+    alpha, delta = bound
+    largest = _survives(past, upper, delta)
+    within = [n for n in past if n <= (largest or 0)]
+    known = [
+        *(-change[n].lower(alpha) for n in within),
+        *(halves[n].upper(alpha) for n in within if n in halves),
+    ]
+    return largest if known and all(gain < delta for gain in known) else None
 
 
 def _fails_by(lower: Mapping[int, float], delta: float) -> int | None:
