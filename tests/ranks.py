@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
-from tiny import ENCODINGS, make_updater
+from tiny import ENCODINGS, llama_overrides, make_updater
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -22,6 +22,7 @@ from pe_study.errors import Interrupted, PEStudyError
 from pe_study.recipe import load
 from pe_study.train import train_study
 from pe_study.training import state
+from pe_study.training.foreign import ForeignDecoder
 from pe_study.training.updates import PADDING, Updater
 from pe_study.training.validation import Validator
 
@@ -150,18 +151,32 @@ def sharded(folder: Path) -> None:
         runs.write_json(folder / f"{encoding}-sharded-{RANK}.json", facts)
 
 
-def out_of_memory(folder: Path) -> None:
-    """One process cannot hold more than two sequences at step 2."""
-    plain = Updater._backward_part
+def forget_how_to_hold(num_sequences: int) -> None:
+    """From step 2 on and in validation, the second process runs out of memory within the forward pass of
+    more sequences than these."""
+    make = Updater.__init__
 
-    def backward_part(self: Updater, batch: Any, num_targets: int) -> Tensor:
+    def init(self: Updater, *args: Any) -> None:
+        make(self, *args)
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # shard wraps none around it
-        if RANK == 1 and len(batch.ids_BT) > 2 and optimizer.state:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return plain(self, batch, num_targets)
+        model = self.accelerator.unwrap_model(self.model)
+        layers = model.decoder.model.layers if isinstance(model, ForeignDecoder) else model.layers
 
-    Updater._backward_part = backward_part  # type: ignore[method-assign]
-    train_study(load(folder / "tiny.yaml"), folder / "runs")
+        def fail(layer: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            late = optimizer.state or not torch.is_grad_enabled()
+            if RANK == 1 and len(inputs[0]) > num_sequences and late:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        layers[-1].register_forward_pre_hook(fail)
+
+    Updater.__init__ = init  # type: ignore[method-assign]
+
+
+def out_of_memory(folder: Path) -> None:
+    """One process cannot hold more than two sequences: of our decoder, and of a Llama, which has buffers."""
+    forget_how_to_hold(2)
+    for overrides in ((), llama_overrides(folder)):
+        train_study(load(folder / "tiny.yaml", overrides), folder / "runs")
 
 
 def validation(folder: Path) -> None:
@@ -199,7 +214,8 @@ def out_of_memory_while_sharded(folder: Path) -> None:
     """One process of a sharded training runs out of memory."""
     Accelerator.prepare = shard  # type: ignore[method-assign,assignment]
     Accelerator.is_fsdp2 = property(lambda self: True)  # type: ignore[method-assign,assignment]
-    out_of_memory(folder)
+    forget_how_to_hold(2)
+    train_study(load(folder / "tiny.yaml"), folder / "runs")
 
 
 if __name__ == "__main__":

@@ -46,6 +46,12 @@ def write_llama(folder: Path, tokenizer: Path, **others: Any) -> Path:
     return folder
 
 
+def llama_overrides(folder: Path) -> tuple[str, ...]:
+    """What makes `tiny_recipe` train `folder/llama` on, written with 64 positions."""
+    own = ("data.tokenizer=checkpoint", "model.num_kv_heads=2")
+    return (f"init={{from: {folder / 'llama'}, rescale: none}}", "name=llama", *own)
+
+
 def tiny_recipe(folder: Path, *overrides: str, encodings: tuple[str, ...] = ("rope",)) -> Recipe:
     """A recipe of 8 updates over 128 tokens in 8 sequences, over the corpus of `write_corpus`."""
     recipe = {

@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import TorchDynamoPlugin, broadcast_object_list
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from torch.nn.parallel import DistributedDataParallel
 
 from pe_study import attention
 from pe_study.encodings.base import Encoding
@@ -80,6 +81,19 @@ def make_accelerator(recipe: Recipe, folder: Path | None = None) -> Accelerator:
         dynamo_plugin=TorchDynamoPlugin(backend="inductor") if train.compile else None,
         step_scheduler_with_optimizer=False,
     )
+
+
+def prepare(
+    accelerator: Accelerator, model: Decoder, optimizer: torch.optim.Optimizer
+) -> tuple[Any, torch.optim.Optimizer]:
+    """Model and optimizer as the engine runs them. Data-parallel processes exchange gradients and nothing
+    else: buffers are equal anyway, and where one process runs out of memory in a forward pass, its next pass
+    would exchange them again while the others are at their gradients."""
+    prepared, wrapped = accelerator.prepare(model, optimizer)
+    engine = getattr(prepared, "_orig_mod", prepared)
+    if isinstance(engine, DistributedDataParallel):
+        engine.broadcast_buffers = False
+    return prepared, wrapped
 
 
 def autocast_dtype(recipe: Recipe) -> torch.dtype | None:

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pe_study.data import IGNORED, Batch, TrainBatches
 from pe_study.errors import UsageError
-from pe_study.training.engine import fitting
+from pe_study.training.engine import fitting, prepare
 from pe_study.training.faults import non_finite_error
 from pe_study.training.schedules import learning_rate, total_learning_rate
 from pe_study.training.state import whole
@@ -64,7 +64,7 @@ class Updater:
         self.batches = batches
         with fitting("the weights and their optimizer"):
             optimizer = make_optimizer(recipe, run, model, accelerator.device)
-            self.model, self.optimizer = accelerator.prepare(model, optimizer)
+            self.model, self.optimizer = prepare(accelerator, model, optimizer)
         tokens = self.train.micro_batch_tokens or self.train.batch_tokens
         share = -(-batches.sequences_per_batch // accelerator.num_processes)
         self.micro_sequences = min(tokens // self.train.length, share)
