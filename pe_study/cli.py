@@ -186,7 +186,7 @@ def report(
         str | None, typer.Option(metavar="TEXT", help="title of the page", show_default=False)
     ] = None,
     formats: Annotated[str, typer.Option("--format", metavar="A,B,…", help="svg, png, latex")] = "svg,png",
-    published: Annotated[bool, typer.Option("--published", help="lay the papers' numbers beside")] = False,
+    published: Annotated[bool, typer.Option("--published", help=options.PUBLISHED)] = False,
     watch: Annotated[bool, typer.Option("--watch", help="write it again while the study runs")] = False,
     interval: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="how often to look")] = 30.0,
 ) -> None:

@@ -11,7 +11,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ import pandas as pd
 
 import pe_study
 from pe_study.chosen_rates import RESULT as TUNED
+from pe_study.errors import UsageError
 from pe_study.files import write_json, write_text
 from pe_study.planned import STUDY
 from pe_study.reporting import drawing, fonts
 from pe_study.reporting.bench_files import BENCH
 from pe_study.reporting.latex import tabular
 from pe_study.reporting.page import Page, compose
-from pe_study.reporting.page_parts import Shown
+from pe_study.reporting.page_parts import LONGEST_NAME, Shown
 from pe_study.reporting.page_tables import METRIC_NAMES, Table
 from pe_study.reporting.palette import COLOURS
 from pe_study.reporting.progress import is_finished, progress
@@ -41,6 +42,7 @@ from pe_study.runs import DONE, METRICS, check_output, claim_folder
 logger = logging.getLogger(__name__)
 
 MANIFEST = "report.json"
+FORMATS = ("svg", "png")
 SUFFIXES = {"two-column": "", "one-column": "-one-column"}
 
 
@@ -50,7 +52,7 @@ def build(
     *,
     view: Path | str | None = None,
     title: str | None = None,
-    formats: Sequence[str] = ("svg", "png"),
+    formats: Sequence[str] = FORMATS,
     published: bool = False,
 ) -> Path:
     """Read studies (runs, evaluations of checkpoints, bench files) and write their page, index.html.
@@ -63,7 +65,7 @@ def build(
     chosen = read_view(view)
     folder = output_folder(found.names, output)
     claim_folder(folder, ours=(MANIFEST,))
-    command = "pe-study report " + " ".join(shlex.quote(str(path)) for path in studies)
+    command = _command(studies, {"output": output, "view": view, "title": title}, formats, published)
     chosen = dataclasses.replace(
         chosen, title=chosen.title if title is None else title, published=published or chosen.published
     )
@@ -72,9 +74,22 @@ def build(
     return folder / "index.html"
 
 
+def _command(
+    studies: Sequence[Path | str], given: Mapping[str, object], formats: Sequence[str], published: bool
+) -> str:
+    """What is typed to make this page again, with every flag that decides what it is."""
+    words = ["pe-study", "report", *map(str, studies)]
+    for name, value in given.items():
+        words += [] if value is None else [f"--{name}", str(value)]
+    words += ["--format", ",".join(formats)] if formats and set(formats) != set(FORMATS) else []
+    return shlex.join([*words, *(["--published"] if published else [])])
+
+
 def output_folder(names: Sequence[str], output: Path | str | None = None) -> Path:
     """Where the page of the studies of these names goes. UsageError where it could not be written."""
     name = "-".join(re.sub(r"[/\\]+", "-", name) for name in names)
+    if output is None and len(name.encode()) > LONGEST_NAME:
+        raise UsageError(f"no folder can have the names of these {len(names)} studies; name it with --output")
     return check_output(Path("reports") / name if output is None else output, ours=(MANIFEST,))
 
 

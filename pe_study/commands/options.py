@@ -22,6 +22,7 @@ Only = Annotated[
 Resume = Annotated[str, typer.Option("--resume", metavar="auto|never|PATH", help="snapshot to go on from")]
 Jobs = Annotated[str, typer.Option("--jobs", metavar="N|auto", help="runs to train at once")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="show the work and its cost, do nothing")]
+PUBLISHED = "also printed tables of other corpora; why each cannot be held against yours"
 
 
 def output(what: str) -> Any:
