@@ -29,7 +29,8 @@ def findings(found: Sequence[Verdict], curves: pd.DataFrame) -> list[str]:
     plain = [verdict for verdict in found if verdict.rescale == "none" and not verdict.aside]
     if not plain:
         return [f"{_silent(curves)}, so nothing is said about what happens past it."]
-    said = [_scope(plain), *outcomes(plain), *unjudged, *_at_training_length(curves)]
+    said = [_scope(plain), *outcomes(plain), *unjudged]
+    said += _at_training_length(curves, several, len({v.protocol for v in found}) > 1)
     for series in dict.fromkeys((v.study, v.protocol, v.label) for v in found if v.rescale != "none"):
         said += _rescaled([v for v in found if (v.study, v.protocol, v.label) == series])
     return said
@@ -126,25 +127,25 @@ def _protocols(plain: Sequence[Verdict]) -> str:
     return " where it was run, else ".join(ordered)
 
 
-def _at_training_length(curves: pd.DataFrame) -> list[str]:
+def _at_training_length(curves: pd.DataFrame, studies: bool, protocols: bool) -> list[str]:
     """The order at the training length, a study and text each, by the protocol of most of its encodings."""
     here = curves[
         (curves["rescale"] == "none")
         & (curves["length"] == curves["train_length"])
         & np.isfinite(curves["nll"])
     ]
-    several, named = here["study"].nunique() > 1, {protocol_for(curves)}
     said = []
     for _, text in here.groupby(ONE_TEXT, dropna=False, observed=True, sort=False):
         protocol = protocol_for(text)
         part = text[text["protocol"] == protocol]
         if part["label"].nunique() > 1:
-            said.append(_ranked(part, several, "" if {protocol} == named else f" under {protocol}"))
+            where = f" of {part['study'].iloc[0]}" * studies + f" under {protocol}" * protocols
+            said.append(_ranked(part, where))
     return said
 
 
-def _ranked(here: pd.DataFrame, several: bool, under: str) -> str:
-    """The order of one study on one text; `under`: the protocol, where it is not that of the page."""
+def _ranked(here: pd.DataFrame, where: str) -> str:
+    """The order of one study on one text under one protocol; `where` says which, where there are several."""
     in_bytes = bool(here["bits_per_byte"].notna().all())
     metric, unit = ("bits_per_byte", "bits per byte") if in_bytes else ("nll", "nats per token")
     ranked = here.sort_values(metric)
@@ -153,8 +154,7 @@ def _ranked(here: pd.DataFrame, several: bool, under: str) -> str:
     who = "in this run" if seeds == {1} else f"means of {_range(seeds)} seeds"
     apart = here["num_documents"].nunique() > 1 or ("choice" in here and here["choice"].nunique() > 1)
     who += ", not on the same documents" if apart else ""
-    where = f" of {here['study'].iloc[0]}" if several else ""
-    return f"At the training length{where}{under}, lowest first ({unit}, {who}): {values}."
+    return f"At the training length{where}, lowest first ({unit}, {who}): {values}."
 
 
 def _rescaled(found: Sequence[Verdict]) -> list[str]:
