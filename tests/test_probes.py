@@ -185,7 +185,7 @@ def test_rescales_that_no_model_knows_are_refused(study, tmp_path) -> None:
     said = r"found yarn:2; accepted: none, linear:S, logn \(alibi-s0 has no rotary positions to rescale\)$"
     with pytest.raises(RescaleError, match=said):
         evaluate("tiny", load_plan({"rescales": ["yarn:2"]}), **alone)
-    said = r"found linear:2; accepted: none \(alibi-s0 has no .*; rescale_all: false keeps to RoPE\)$"
+    said = r"found linear:2; accepted: none, with rescale_all true also linear:S, logn \(alibi-s0 has no"
     with pytest.raises(RescaleError, match=said):
         evaluate("tiny", load_plan({"rescales": ["linear:2"], "rescale_all": False}), **alone)
     cells = evaluate("tiny", load_plan({"rescales": ["linear:2", "logn"], "lengths": ["1x"]}), **alone)

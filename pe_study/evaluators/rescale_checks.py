@@ -19,25 +19,26 @@ _SPELLED = {kind: f"{kind}:S" for kind in KINDS} | {
 
 def check_rescales(plan: Plan, subjects: Sequence[Subject]) -> None:
     """RescaleError where a plan rescales and nothing else, and no subject knows one of its rescales."""
-    if "none" in plan.rescales or any(
-        _takes(each, plan, spec) for each in subjects for spec in plan.rescales
-    ):
+    if "none" in plan.rescales or any(_takes(subjects, spec, plan.rescale_all) for spec in plan.rescales):
         return
-    known = [
-        text
-        for text in _SPELLED.values()
-        if text == "none" or any(_takes(each, plan, text.replace(":S", ":2")) for each in subjects)
-    ]
+    accepted = ", ".join(_known(subjects, plan.rescale_all))
+    more = [text for text in _known(subjects, True) if text not in _known(subjects, plan.rescale_all)]
+    if more:
+        accepted += f", with rescale_all true also {', '.join(more)}"
     said = "; ".join(f"{subject.name} {_why_not(subject)}" for subject in subjects)
-    narrow = "" if plan.rescale_all else "; rescale_all: false keeps to RoPE"
-    found = ", ".join(plan.rescales)
-    raise RescaleError(f"rescales: found {found}; accepted: {', '.join(known)} ({said}{narrow})")
+    raise RescaleError(f"rescales: found {', '.join(plan.rescales)}; accepted: {accepted} ({said})")
 
 
-def _takes(subject: Subject, plan: Plan, rescale: str) -> bool:
-    if not plan.rescale_all and subject.checkpoint.rotary is None:
-        return False
-    return subject.checkpoint.takes(rescale)
+def _known(subjects: Sequence[Subject], rescale_all: bool) -> list[str]:
+    """A rescale of each kind that some subject takes."""
+    takes = {text: _takes(subjects, text.replace(":S", ":2"), rescale_all) for text in _SPELLED.values()}
+    return [text for text in takes if text == "none" or takes[text]]
+
+
+def _takes(subjects: Sequence[Subject], rescale: str, rescale_all: bool) -> bool:
+    """Whether some subject takes a rescale; without `rescale_all` RoPE alone is rescaled."""
+    chosen = [each.checkpoint for each in subjects if rescale_all or each.checkpoint.rotary is not None]
+    return any(checkpoint.takes(rescale) for checkpoint in chosen)
 
 
 def _why_not(subject: Subject) -> str:
