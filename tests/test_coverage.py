@@ -4,7 +4,7 @@ The process: loss of encoding e, seed s on document d =
     level_e + difficulty_d + interaction_ed + seed effect u_s + residual r_es + noise_esd
 with interaction and noise skewed t4 (0.03 and 0.01 nats), u and r normal of the seed spread. The truth of
 level (a) holds the weights fixed and redraws documents; (b) holds the documents and redraws seeds; (c)
-redraws both.
+redraws both. Documents are of equal size but in the section on unequal ones.
 """
 
 from __future__ import annotations
@@ -168,6 +168,76 @@ def test_changes_are_covered(seeds: int, documents: int, spread: float) -> None:
 @pytest.mark.parametrize(("seeds", "documents", "spread"), GRID)
 def test_changes_are_covered_in_full(seeds: int, documents: int, spread: float) -> None:
     check(seeds, documents, spread, repeats=6000)
+
+
+# --- documents of unequal sizes --------------------------------------------------------------------------
+
+# Sizes: log-normal with a spread of 1.1 (as the modules of Python's library have, 1.0 to 1.2), cut to whole
+# windows of the longest length, of which half of the documents have one or two; drawn anew each time. Values:
+# `alike`, normal with one spread; `skewed`, the skewed t4; `by size`, with a part that shrinks as documents
+# grow. A draw in which one document dominates has no interval and is not counted.
+KINDS = ("alike", "skewed", "by size")
+
+
+def sizes(rng: np.random.Generator, documents: int) -> np.ndarray:
+    return np.floor(rng.lognormal(1.0, 1.1, documents)) + 1.0
+
+
+def values(rng: np.random.Generator, kind: str, size_D: np.ndarray, seeds: int = 1) -> np.ndarray:
+    """(seeds, documents) of mean zero: what seeds share, and with several seeds some noise of each."""
+    if kind == "skewed":
+        shared = skewed(rng, INTERACTION, size_D.shape)
+    else:
+        scale = (
+            INTERACTION * np.sqrt(0.1 + 0.9 * np.median(size_D) / size_D)
+            if kind == "by size"
+            else INTERACTION
+        )
+        shared = rng.normal(0, scale, size_D.shape)
+    own = rng.normal(0, NOISE, (seeds, size_D.size)) + rng.normal(0, 0.006, (seeds, 1))
+    return shared + own * (seeds > 1)
+
+
+def unequal(documents: int, kind: str, seeds: int, repeats: int) -> np.ndarray:
+    """Coverage, the share of one-sided bounds that are wrong on either side, and what D - 1 would cover."""
+    rng = np.random.default_rng(documents)
+    counts, num = np.zeros(4), 0
+    while num < repeats:
+        size_D = sizes(rng, documents)
+        if stats.dominates(size_D):
+            continue
+        value_SD = values(rng, kind, size_D, seeds)
+        found = stats.own_interval(value_SD, size_D)
+        naive = abs(found.estimate) <= found.error * stats.t_quantile(0.975, documents - 1)
+        counts += (covers(found, 0.0), found.lower(ONE_SIDED) > 0, found.upper(ONE_SIDED) < 0, naive)
+        num += 1
+    return counts / repeats
+
+
+def check_unequal(documents: int, kind: str, seeds: int, repeats: int) -> None:
+    """Conservative where few documents carry the mean: no degrees of freedom make that exact."""
+    covered, above, below, _ = found = unequal(documents, kind, seeds, repeats)
+    assert 0.955 <= covered <= 0.995, found
+    assert max(above, below) <= 0.012, found
+
+
+@pytest.mark.parametrize(
+    ("documents", "kind", "seeds"), [(10, "alike", 1), (30, "skewed", 1), (10, "by size", 3)]
+)
+def test_documents_of_unequal_sizes_are_covered(documents: int, kind: str, seeds: int) -> None:
+    check_unequal(documents, kind, seeds, repeats=1500)
+
+
+def test_as_many_degrees_of_freedom_as_documents_cover_too_little() -> None:
+    assert unequal(10, "alike", 1, repeats=1500)[3] < 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, 3, 5])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("documents", [6, 10, 16, 30, 100])
+def test_documents_of_unequal_sizes_are_covered_in_full(documents: int, kind: str, seeds: int) -> None:
+    check_unequal(documents, kind, seeds, repeats=6000)
 
 
 @pytest.mark.parametrize("seeds", [3, 5])

@@ -42,6 +42,39 @@ def test_documents_are_weighted_by_their_targets() -> None:
     assert stats.over_documents([1.0, 3.0, 99.0], [1, 1, 0]) == stats.over_documents([1.0, 3.0])
 
 
+def test_unequal_documents_have_satterthwaites_degrees_of_freedom() -> None:
+    """Against the matrices of the quadratic form that estimates the variance."""
+    weight, value = np.array([3.0, 1, 2, 5, 1, 1, 4]), np.array([0.1, 0.4, -0.2, 0.3, 0.0, 0.2, -0.1])
+    share = weight / weight.sum()
+    centred = np.eye(7) - np.outer(np.ones(7), share)
+    form = centred.T @ np.diag(share**2) @ centred
+    found = stats.over_documents(value, weight)
+    assert found.df == pytest.approx(np.trace(form) ** 2 / np.trace(form @ form))
+    assert found.error**2 == pytest.approx(value @ form @ value * (share @ share) / np.trace(form))
+    assert found.df < 6
+    nearly = stats.over_documents(value, [1, 1, 1, 1, 1, 1, 1 + 1e-9])
+    equal = stats.over_documents(value)
+    assert nearly.bounds() == pytest.approx(equal.bounds(), abs=1e-8)
+
+
+def test_equal_documents_keep_their_numbers() -> None:
+    value = np.array([0.1, 0.4, -0.2, 0.3])
+    found = stats.over_documents(value, [7] * 4)
+    assert found.error == math.sqrt(4 / 3 * float(np.sum((0.25 * (value - found.estimate)) ** 2)))
+    assert found.df == 3
+
+
+@pytest.mark.parametrize("weight", [[1000, 10], [256, 1024, 13056, 1024, 39424, 3328]])
+def test_a_document_that_dominates_leaves_no_interval(weight: list[float]) -> None:
+    value = np.linspace(0.0, 0.1, len(weight))
+    alone = stats.over_documents(value, weight)
+    assert alone.num == len(weight)
+    assert math.isnan(alone.error)
+    assert math.isnan(stats.own_interval(np.stack([value, value + 0.1]), weight).error)
+    assert not stats.dominates([510, 500])
+    assert not stats.dominates([510])
+
+
 def test_pooled_residual_removes_both_means() -> None:
     """Seed and encoding effects alone leave nothing; a known residual comes back with (k-1)(n-1) degrees."""
     effects = np.array([0.0, 0.5, -0.2])[:, None] + np.array([1.0, 2.0, 3.0, 4.0])

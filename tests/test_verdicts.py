@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 import synthetic_studies as synthetic
 
-from pe_study.reporting import comparisons, judging, verdicts
+from pe_study import tables
+from pe_study.reporting import comparisons, findings, judging, page_tables, verdicts
 from pe_study.reporting.verdicts import Verdict
 
 LENGTHS = (64, 128, 256, 512)
@@ -65,6 +66,41 @@ def test_known_answers(seeds: int) -> None:
 def test_noise_settles_nothing() -> None:
     found = judged(constructed({"flat": [0, 0, 0, 0]}, noise=0.2))["flat"]
     assert (found.survives, found.fails_by, found.gains_to) == (None, None, None)
+
+
+@pytest.mark.parametrize(("gain", "spread", "words"), [
+    (0.0, 0.0, "a gain of 0.5 % from longer input is ruled out: a windowed model, in effect"),
+    (0.03, 0.08, "No gain from longer input is shown, and one of 0.5 % is not ruled out"),
+    (0.003, 0.02, "No gain from longer input is shown, and one of 0.5 % is not ruled out"),
+    (0.03, 0.001, "A doubled length still lowers it"),
+])  # fmt: skip
+def test_words_are_as_strong_as_the_bounds(gain: float, spread: float, words: str) -> None:
+    """Whether a gain is shown, ruled out, or neither."""
+    rows = constructed({"x": [0, 0, 0, 0]}, noise=0.0)
+    wobble = np.linspace(-1, 1, 12)[rows["document"]]
+    rows["nll_sum"] += rows["num_tokens"] * (spread * wobble - gain) * (rows["length"] > 64)
+    said = findings.findings(judging.judge(rows), tables.length_curves(rows))
+    assert words in said[1]
+
+
+def test_small_gains_that_add_up_are_not_ruled_out() -> None:
+    """Each doubling gains 0.3 %, all of them 0.9 %."""
+    rows = constructed({"x": [0, -0.006, -0.012, -0.018]}, noise=0.02)
+    (found,) = judged(rows).values()
+    assert found.gains_to is None
+    assert found.flat_to is None
+
+
+def test_a_document_with_most_of_the_targets_settles_nothing() -> None:
+    rows = constructed({"x": [0, 0.1, 0.2, 0.3]})
+    big = rows["document"] == 3
+    rows.loc[big, ["nll_sum", "num_tokens", "num_bytes"]] *= 40
+    (found,) = judged(rows).values()
+    assert (found.level, found.survives, found.fails_by) == ("-", None, None)
+    said = findings.findings([found], tables.length_curves(rows))
+    assert "One document has more than two thirds of the targets: no interval" in said[0]
+    assert "not settled. One document has more than two thirds of the targets" in said[1]
+    assert "one document with most of the targets" in page_tables.verdicts_table([found]).note
 
 
 def test_survival_stops_at_a_length_without_a_number() -> None:
