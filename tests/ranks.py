@@ -6,15 +6,16 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from safetensors.torch import save_file
-from tiny import ENCODINGS, llama_overrides, make_updater
+from tiny import ENCODINGS, llama_overrides, make_updater, shipped_fsdp
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule
 
 from pe_study import runs
 from pe_study.data import TrainBatches
@@ -118,12 +119,11 @@ def bad_gradient(folder: Path) -> None:
 
 
 def shard(accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    """What Accelerate's FSDP2 does on GPUs: a unit a layer; the rest, a shared encoding too, the root's."""
-    mesh = init_device_mesh("cpu", (accelerator.num_processes,))
+    """What Accelerate does with the shipped FSDP2 configuration on GPUs; by itself it shards on no CPU."""
     names = {id(weight): name for name, weight in model.named_parameters()}
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    state = SimpleNamespace(fsdp_plugin=shipped_fsdp())
+    engine: Any = SimpleNamespace(state=state, torch_device_mesh=None, mixed_precision="no")
+    model = fsdp2_prepare_model(engine, model)
     sharded = dict(model.named_parameters())
     for group in optimizer.param_groups:
         group["params"] = [sharded[names[id(weight)]] for weight in group["params"]]
@@ -134,8 +134,10 @@ def sharded(folder: Path) -> None:
     """Three updates and a snapshot of a sharded model, and what they leave."""
     Accelerator.prepare = shard  # type: ignore[method-assign,assignment]
     Accelerator.is_fsdp2 = property(lambda self: True)  # type: ignore[method-assign,assignment]
-    for encoding in ENCODINGS:
-        updater = make_updater(load(folder / "tiny.yaml", (*UNEVEN, f"encodings=[{encoding}]")))
+    studies = {encoding: (*UNEVEN, f"encodings=[{encoding}]") for encoding in ENCODINGS}
+    for name, overrides in {**studies, "llama": llama_overrides(folder)}.items():
+        updater = make_updater(load(folder / "tiny.yaml", overrides))
+        assert count_units(updater.model) >= 3, "two layers and the root"
         updates = [updater.update(step) for step in range(2)]
         kept = state.weights(updater.model), state.optimizer_state(updater.model, updater.optimizer)
         updates.append(updater.update(2))
@@ -146,9 +148,9 @@ def sharded(folder: Path) -> None:
         assert all(
             torch.equal(weights[name], weight) for name, weight in state.weights(updater.model).items()
         )
-        save_file(weights, folder / f"{encoding}-sharded-{RANK}.safetensors")
+        save_file(weights, folder / f"{name}-sharded-{RANK}.safetensors")
         facts = [[update.loss, update.grad_norm] for update in updates]
-        runs.write_json(folder / f"{encoding}-sharded-{RANK}.json", facts)
+        runs.write_json(folder / f"{name}-sharded-{RANK}.json", facts)
 
 
 def forget_how_to_hold(num_sequences: int) -> None:
@@ -170,6 +172,11 @@ def forget_how_to_hold(num_sequences: int) -> None:
         layers[-1].register_forward_pre_hook(fail)
 
     Updater.__init__ = init  # type: ignore[method-assign]
+
+
+def count_units(model: torch.nn.Module) -> int:
+    """Modules that are sharded for themselves."""
+    return sum(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def out_of_memory(folder: Path) -> None:

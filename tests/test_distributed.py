@@ -15,6 +15,8 @@ from pe_study.data import TrainBatches
 from pe_study.errors import Interrupted
 from pe_study.recipe import load
 from pe_study.train import train_study
+from pe_study.training.engine import make_accelerator
+from pe_study.training.initial import load_data
 
 
 @pytest.fixture(scope="module")
@@ -141,16 +143,18 @@ def test_out_of_memory_that_cannot_be_agreed_on_ends_both(
 
 
 def test_sharded_models_train_alike(tmp_path: Path) -> None:
-    """FSDP2: Accelerate shards on GPUs only, so the test shards by hand what it would."""
-    tiny_recipe(tmp_path)
+    """FSDP2 by the shipped configuration: ours, and a Llama, whose layers have another name."""
+    recipe = tiny_recipe(tmp_path)
+    load_data(recipe, make_accelerator(recipe)).tokenizer.save(tmp_path / "tokenizer")
+    write_llama(tmp_path / "llama", tmp_path / "tokenizer", max_position_embeddings=64)
     assert launch("ranks.py", "sharded", tmp_path) == [0, 0]
-    for encoding in ENCODINGS:
-        recipe = load(tmp_path / "tiny.yaml", ("data.packing=isolate", f"encodings=[{encoding}]"))
-        updater = make_updater(recipe)
+    studies = {encoding: ("data.packing=isolate", f"encodings=[{encoding}]") for encoding in ENCODINGS}
+    for name, overrides in {**studies, "llama": llama_overrides(tmp_path)}.items():
+        updater = make_updater(load(tmp_path / "tiny.yaml", overrides))
         expected = [updater.update(step) for step in range(3)]
-        facts = runs.read_json(tmp_path / f"{encoding}-sharded-0.json")
+        facts = runs.read_json(tmp_path / f"{name}-sharded-0.json")
         for (loss, grad_norm), update in zip(facts, expected, strict=True):
             assert (loss, grad_norm) == pytest.approx((update.loss, update.grad_norm), rel=1e-4)
-        first, second = (load_file(tmp_path / f"{encoding}-sharded-{rank}.safetensors") for rank in (0, 1))
-        assert all(torch.equal(first[name], second[name]) for name in first)
-        assert set(first) == {name for name, _ in updater.model.named_parameters()}
+        first, second = (load_file(tmp_path / f"{name}-sharded-{rank}.safetensors") for rank in (0, 1))
+        assert all(torch.equal(first[key], second[key]) for key in first)
+        assert set(first) == {key for key, _ in updater.model.named_parameters()}

@@ -6,14 +6,22 @@ from pathlib import Path
 
 import pytest
 import yaml
+from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
+from tiny import shipped_fsdp
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from pe_study import plan, recipe
+from pe_study import kept, plan, recipe
+from pe_study.evaluators import controls, far_context
+from pe_study.configuration import PEStudyConfig
+from pe_study.model import PEStudyForCausalLM
 from pe_study.sweep import sweep
+from pe_study.training.foreign import ForeignDecoder
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 PLANS = sorted(path for path in (ROOT / "evals").rglob("*.yaml") if "tasks" not in path.parts)
 ACCELERATE = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
+TINY = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
 SIX = {"sinusoidal", "learned", "shaw", "t5", "rope", "alibi"}
 
 
@@ -45,6 +53,22 @@ def test_a_plan_is_valid_and_resolves(path: Path) -> None:
     loaded.resolve(2048)
 
 
+def test_the_plan_of_controls_asks_for_each_and_fits_every_study() -> None:
+    """Also one whose runs kept no weights; where they did, as those of `small`, a flag adds them."""
+    loaded = plan.load_plan(ROOT / "evals" / "controls.yaml")
+    for train_length in {recipe.load(path).train.length for path in RECIPES}:
+        resolved = loaded.resolve(train_length)
+        resolved.check_window()
+        far_context.check(resolved, "a study", train_length)
+    assert far_context.asked(loaded) == ("far_context=other-document", "far_context=shuffled")
+    assert controls.asked(loaded.resolve(64)) == ("attention_window=64", "shuffle_positions")
+    assert loaded.diagnostics
+    assert not loaded.over_training
+    train = recipe.load(ROOT / "recipes" / "small.yaml").train
+    assert kept.steps_of(train.keep_at, train.steps) == (954, 1908, 3815)
+    assert recipe.load(ROOT / "recipes" / "demo.yaml").train.keep_at == ()
+
+
 @pytest.mark.parametrize("path", ACCELERATE, ids=name)
 def test_an_accelerate_configuration_loads_in_accelerate(path: Path) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
@@ -72,14 +96,20 @@ def test_a_managed_job_is_a_line_of_sweep(monkeypatch: pytest.MonkeyPatch) -> No
     assert [line["argv"][1:] for line in lines] == [typed]
 
 
-def test_fsdp_wraps_the_layer_of_our_model() -> None:
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    from pe_study.model import PEStudyForCausalLM
-
-    fsdp = load_config_from_file(str(ROOT / "recipes/accelerate/fsdp2.yaml")).fsdp_config
-    assert fsdp["fsdp_version"] == 2
-    assert [fsdp["fsdp_transformer_layer_cls_to_wrap"]] == PEStudyForCausalLM._no_split_modules
+@pytest.mark.parametrize("kind", ["ours", "llama", "family"])
+def test_fsdp_takes_each_layer_for_a_unit(kind: str) -> None:
+    """Of our decoder and of those of other libraries, also where a family names layers that a model lacks."""
+    decoder = LlamaForCausalLM(LlamaConfig(**TINY, vocab_size=64, intermediate_size=48))
+    if kind == "family":
+        decoder._no_split_modules = {"LlamaDecoderLayer", "LlamaVisionLayer"}
+    ours = PEStudyConfig(vocab_size=64, num_layers=2, d_model=32, d_ff=48)
+    model = PEStudyForCausalLM(ours) if kind == "ours" else ForeignDecoder(decoder)
+    plugin = shipped_fsdp()
+    plugin.set_auto_wrap_policy(model)
+    is_unit = fsdp2_prepare_auto_wrap_policy(plugin, model)
+    assert is_unit is not None
+    layers = model.layers if kind == "ours" else decoder.model.layers
+    assert [module for module in model.modules() if is_unit(module)] == [*layers]
 
 
 def layer_parameters(model: recipe.ModelSpec) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import yaml
+from accelerate import FullyShardedDataParallelPlugin
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pe_study.data import TrainBatches
@@ -89,3 +90,18 @@ def make_updater(recipe: Recipe) -> Updater:
         packing=recipe.data.packing,
     )
     return Updater(recipe, run, accelerator, build_model(recipe, run, data.tokenizer), batches)
+
+
+def shipped_fsdp() -> FullyShardedDataParallelPlugin:
+    """What `accelerate launch` tells its processes of `recipes/accelerate/fsdp2.yaml`."""
+    file = Path(__file__).parent.parent / "recipes" / "accelerate" / "fsdp2.yaml"
+    said = yaml.safe_load(file.read_text(encoding="utf-8"))["fsdp_config"]
+    names = said.get("fsdp_transformer_layer_cls_to_wrap")
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=said["fsdp_version"],
+        auto_wrap_policy=said["fsdp_auto_wrap_policy"].lower(),
+        transformer_cls_names_to_wrap=names and names.split(","),
+        reshard_after_forward=said["fsdp_reshard_after_forward"],
+        cpu_ram_efficient_loading=said["fsdp_cpu_ram_efficient_loading"],
+        state_dict_type=said["fsdp_state_dict_type"],
+    )

@@ -111,7 +111,8 @@ class ForeignDecoder(nn.Module):
         super().__init__()
         self.decoder = decoder
         self.config = decoder.config
-        self._no_split_modules = decoder._no_split_modules  # what FSDP shards by
+        there = {type(module).__name__ for module in decoder.modules()}  # a family names all it may have
+        self._no_split_modules = sorted(there.intersection(decoder._no_split_modules or ()))  # for FSDP
 
     def forward(
         self,
