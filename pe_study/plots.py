@@ -12,8 +12,17 @@ from matplotlib.axes import Axes
 
 from pe_study import tables
 from pe_study.reporting import likeness, palette
-from pe_study.reporting.captions import SHORT, absences, alternative, caption, listed, slug, suffixed, titled
-from pe_study.reporting.curves import Line, draw_lines, legend, length_axis, limits_of, training_line
+from pe_study.reporting.captions import (
+    SHORT,
+    absences,
+    alternative,
+    caption,
+    joined,
+    slug,
+    suffixed,
+    titled,
+)
+from pe_study.reporting.curves import Line, draw_lines, legend, length_axis, limits_of
 from pe_study.reporting.drawing import Canvas, Figure
 from pe_study.reporting.palette import CONTROL, Look
 
@@ -56,7 +65,8 @@ def protocols_figure(curves: pd.DataFrame, metric: str, looks: Looks) -> Figure 
     """The same models under each protocol, side by side on one scale; None for a single protocol."""
     ran = [name for name in tables.protocols_of(curves) if name != "prefix"]
     one_of_each = {name.partition("_")[0]: name for name in reversed(ran)}  # not sliding at two strides
-    order = [name for name in ran if name in one_of_each.values()][:3]
+    kinds = [name for name in ran if name in one_of_each.values()]
+    order, more = kinds[:3], [name for name in ran if name not in kinds[:3]]
     shown = unrescaled(curves[curves["protocol"].isin(order)])
     parts = {name: shown[shown["protocol"] == name] for name in order}
     parts = {name: part for name, part in parts.items() if drawable(part, metric)}
@@ -86,6 +96,7 @@ def protocols_figure(curves: pd.DataFrame, metric: str, looks: Looks) -> Figure 
         title=f"{SHORT[metric].capitalize()} under each protocol",
         caption=caption(shown, " | ".join(parts))
         + " One scale; values above the top edge are in the table."
+        + (f" Not drawn: {joined(more)}." if more else "")
         + _dotted(curves[curves["rescale"] == tables.TRUNCATION])
         + likeness.warning(shown, metric),
         alt=" ".join(f"{name}: {alternative(part, metric)}" for name, part in parts.items()),
@@ -125,46 +136,6 @@ def rescale_figure(
         caption=caption(own, protocol) + absences(own, metric),
         alt=alternative(own, metric, by="rescale"),
         table=pd.concat([own, control]),
-        draw=draw,
-    )
-
-
-def position_figure(positions: pd.DataFrame, metric: str, protocol: str, looks: Looks) -> Figure | None:
-    """`metric` by size of context, in windows of the longest length of each study that has numbers."""
-    shown = unrescaled(positions[positions["protocol"] == protocol])
-    shown = shown[np.isfinite(shown["nll"])]
-    longest = shown.groupby("study", observed=True)["length"].transform("max")
-    shown = shown[shown["length"] == longest].sort_values("position_lo")
-    if shown["position_lo"].nunique() < 2:
-        return None
-    middle = np.sqrt(shown["position_lo"] * (shown["position_hi"] - 1))
-
-    early = shown[(shown["position_hi"] <= shown["train_length"]) & (shown["position_lo"] >= 2)]
-    lines = label_lines(shown.assign(length=middle), metric, looks)
-    limits = limits_of(lines, _above(early if len(early) else shown, metric))
-    edges, end = sorted(set(shown["position_lo"])), int(shown["position_hi"].max())
-    train_lengths = sorted({n for n in shown["train_length"] if n > 0})
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.axes()[0]
-        axes.set_xlim(math.log2(edges[0]) - 0.3, math.log2(end) + 0.1)
-        ticks = edges[:: math.ceil(len(edges) / (7 if canvas.narrow else 12))]
-        axes.set_xticks([math.log2(tick) for tick in ticks], [f"{tick:,}" for tick in ticks])
-        axes.set_xlabel("tokens of context before the target")
-        axes.set_ylabel(tables.METRICS[metric])
-        for train_length in train_lengths:
-            training_line(axes, int(train_length), canvas)
-        draw_lines(axes, lines, canvas, limits)
-
-    windows = f"windows of {listed(shown['length'])} tokens"
-    return Figure(
-        name=f"position-{protocol}-{metric}",
-        title=f"{SHORT[metric].capitalize()} by position in {windows} ({protocol})",
-        caption=caption(shown, protocol)
-        + " A point is a bin of context sizes, at its geometric middle."
-        + likeness.warning(shown, metric),
-        alt=alternative(shown.assign(length=shown["position_lo"]), metric, what="tokens of context"),
-        table=shown,
         draw=draw,
     )
 
@@ -287,10 +258,11 @@ class Panel:
 def cut_of(shown: pd.DataFrame, metric: str) -> float:
     """Where curves are cut: `CUT` nats above the worst value up to the training length."""
     within = shown[shown["length"] <= shown["train_length"]]
-    return _above(within if within[metric].notna().any() else shown, metric)
+    return above(within if within[metric].notna().any() else shown, metric)
 
 
-def _above(shown: pd.DataFrame, metric: str) -> float:
+def above(shown: pd.DataFrame, metric: str) -> float:
+    """`CUT` nats above the worst value of these curves; infinity where there is none."""
     worst = shown[metric].max()
     if not math.isfinite(worst):
         return math.inf

@@ -13,6 +13,7 @@ from pe_study.reporting import (
     charts,
     heatmaps,
     page_tables,
+    position_figures,
     probe_sections,
     published_section,
     retrieval_figures,
@@ -108,10 +109,10 @@ def _protocols(material: Material) -> Section:
 def _position(material: Material) -> Section:
     section = Section("position", "Where in the window")
     if material.wants("position"):
-        positions = tables.position_curves(material.rows)
+        positions = tables.position_curves(position_figures.within_windows(material.rows))
         for protocol in material.protocols:  # the first whose windows hold more than one bin of contexts
             for metric in material.metrics:
-                figure = plots.position_figure(positions, metric, protocol, material.looks)
+                figure = position_figures.position_figure(positions, metric, protocol, material.looks)
                 section.add(figure, metric, "", metric == material.metric)
             if section.figures:
                 break
