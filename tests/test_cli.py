@@ -329,6 +329,7 @@ def test_ls_names_everything_there_is(pe: Callable[..., Result]) -> None:
     assert set(attention.KERNELS) | {"auto"} == set(listing.KERNELS)
     assert "recipes/demo.yaml" in out
     assert "evals/length.yaml" in out
+    assert "evals/controls.yaml" in out
     assert "no runs yet" in out
     assert max(map(len, out.split("\n"))) <= 80
     assert all(kind in cli.LISTS for kind in listing.KINDS)

@@ -57,6 +57,7 @@ STAND_INS = {
     "train.lr=3e-4": "name=changed train.lr=3e-4",
     "mine": "alibi",
     "pe-study report": "pe-study report --view brief.yaml",
+    "--plan evals/controls.yaml": "--plan evals/controls.yaml --num-documents 2",
     "evals/tasks": f"{ROOT / 'evals' / 'tasks'} --limit 1 --output_path lm",
 }
 
