@@ -11,8 +11,8 @@ from tiny import shipped_fsdp
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pe_study import kept, plan, recipe
-from pe_study.evaluators import controls, far_context
 from pe_study.configuration import PEStudyConfig
+from pe_study.evaluators import controls, far_context
 from pe_study.model import PEStudyForCausalLM
 from pe_study.sweep import sweep
 from pe_study.training.foreign import ForeignDecoder
