@@ -88,9 +88,9 @@ def test_a_ratio_is_in_the_printed_unit(tmp_path: Path) -> None:
         (
             {"bits_per_byte": np.nan},
             "5",
-            "the bytes of our tokens are not known, so nothing of ours is per a word",
+            "the bytes of our tokens are not known, so nothing of ours is per word",
         ),
-        ({}, "null", "it prints perplexity per a word, and no bytes_per_unit to bring ours to it"),
+        ({}, "null", "it prints perplexity per word, and no bytes_per_unit to bring ours to it"),
         ({"corpus": "stdlib"}, "5", "ours is of stdlib, not of WikiText-103 validation: a ratio"),
         ({"encoding": "nope"}, "5", "no run of ours has one of its encodings"),
         ({"train_length": 32}, "5", "no run of ours at its training length and at about 2 times that"),

@@ -39,7 +39,7 @@ def test_every_printed_table_is_shown_or_the_reason(tmp_path: Path) -> None:
     every = {table.id: table for table in published.read_published()}
     text = (page.parent / "report.md").read_text(encoding="utf-8")
     assert printed(page) == every.keys()
-    assert "Perplexity per a word of a vocabulary of 267,735." in text
+    assert "Perplexity per word of a vocabulary of 267,735." in text
     assert "In thousand words a second." in text
     for name in ("alibi-training-speed", "alibi-training-memory", "kazemnejad-tasks", "yarn-llama2-7b-8k"):
         assert re.search(rf"^\| {name} \| .+ \| (it prints|none of its checkpoints)", text, re.MULTILINE)

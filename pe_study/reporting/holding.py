@@ -135,7 +135,7 @@ def _in_unit(table: PublishedTable, own: pd.DataFrame) -> tuple[pd.DataFrame, st
     A ratio of perplexities depends on the unit: a byte model that reproduces a paper's 1.3 per word has 1.05
     per byte. The bytes of a unit are those of the table's corpus.
     """
-    unit = table.data.get("unit_of_metric") or "unit that it does not name"
+    unit = table.unit or "unit that it does not name"
     corpora = sorted(set(own["corpus"].astype(str)))
     if own.empty:
         return own, "no run of ours has one of its encodings"

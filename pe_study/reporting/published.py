@@ -35,6 +35,11 @@ class PublishedTable:
     def rows(self) -> Sequence[Mapping[str, Any]]:
         return list(self.data["rows"])
 
+    @property
+    def unit(self) -> str:
+        """ "word of a vocabulary of 267,735": what a perplexity is per; "" where the table does not say."""
+        return str(self.data.get("unit_of_metric") or "").removeprefix("a ")
+
     def compare(self, row: Mapping[str, Any]) -> str:
         return str(row.get("compare", self.data["compare"]))
 

@@ -68,7 +68,6 @@ def printed_table(table: PublishedTable) -> Table:
 
 def _unit(table: PublishedTable) -> str:
     """What the numbers are, and of what."""
-    unit = table.data.get("unit_of_metric")
-    if not unit:
+    if not table.unit:
         return ""
-    return f"Perplexity per {unit}. " if table.data["metric"] == "perplexity" else f"In {unit}. "
+    return f"Perplexity per {table.unit}. " if table.data["metric"] == "perplexity" else f"In {table.unit}. "
