@@ -39,12 +39,12 @@ def compared(*folders):
     studies = [read_study(folder) for folder in folders]
     raw = pd.concat([each.rows for each in studies], ignore_index=True)
     frame = tables.prepare(likeness.apart(raw).assign(origin=raw["study"]))
-    return studies, comparisons.compare(frame, "nonoverlapping"), frame
+    return studies, comparisons.compare(frame), frame
 
 
 def said_of(*folders):
     studies, found, frame = compared(*folders)
-    return rates.sentences(found, studies, frame, "nonoverlapping")
+    return rates.sentences(found, studies, frame)
 
 
 def measure_elsewhere(folder, name, *, level=None, plan="other"):
@@ -119,7 +119,10 @@ def test_another_text_is_no_comparison(tmp_path):
     pd.read_parquet(path).assign(corpus="wiki", corpus_hash="d" * 64).to_parquet(path)
     studies, found, frame = compared(*folders)
     assert not any(each.depends_on_rate for each in rates.marked(found, studies, frame))
-    assert said_of(*folders)[1:] == ["No comparison of encodings is in both common and tuned."]
+    assert said_of(*folders)[1:] == [
+        "No comparison of encodings is in both common and tuned: none is on one text, by one protocol, at "
+        "one length."
+    ]
 
 
 def test_at_the_training_length_alone_the_declared_lengths_may_lack(tmp_path):

@@ -141,9 +141,8 @@ def _told_apart(
 def _findings(material: Material) -> list[str]:
     """What the rows say; where bench files alone were given, what those say."""
     if material.studies:
-        rows, judged_by = material.rows, judging.protocol_for(material.rows)
         said = findings(material.verdicts, material.curves)
-        return [*said, *rates.sentences(material.comparisons, material.studies, rows, judged_by or "")]
+        return [*said, *rates.sentences(material.comparisons, material.studies, material.rows)]
     return [sentence for _, bench in material.benches for sentence in sentences(bench)]
 
 

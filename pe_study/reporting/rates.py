@@ -41,16 +41,14 @@ def marked(found: Sequence[Comparison], studies: Sequence[Study], rows: pd.DataF
     return [dataclasses.replace(each, depends_on_rate=id(each) in turned) for each in found]
 
 
-def sentences(
-    found: Sequence[Comparison], studies: Sequence[Study], rows: pd.DataFrame, protocol: str
-) -> list[str]:
+def sentences(found: Sequence[Comparison], studies: Sequence[Study], rows: pd.DataFrame) -> list[str]:
     """The rates side by side, and what they turn round: at the lengths of `found` and the training length.
 
     Rates are chosen at the training length, so encodings are compared there, too; Holm's correction is then
     over the comparisons at that length, and leaves those declared in advance as they are.
     """
     apart = list(pairs(studies))
-    everywhere = [*compare(rows, protocol, (1,)), *found] if apart else []
+    everywhere = [*compare(rows, declared=(1,)), *found] if apart else []
     said = []
     for one, other in apart:
         said.append(
@@ -63,7 +61,10 @@ def sentences(
         for both in texts.values():
             said += _of_a_text(both)
         if not texts:
-            said.append(f"No comparison of encodings is in both {one.name} and {other.name}.")
+            said.append(
+                f"No comparison of encodings is in both {one.name} and {other.name}: none is on one text, by "
+                "one protocol, at one length."
+            )
     return said
 
 
