@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TextIO
 
 from pe_study.errors import Interrupted, PEStudyError, UsageError, is_own
+from pe_study.launchers import outlived
 
 PROGRAM = "pe-study"
 DEBUG = "PE_STUDY_DEBUG"
@@ -60,7 +61,7 @@ def guarded(command: Callable[[Sequence[str] | None], int], argv: Sequence[str] 
     """Run `command(argv)` and return its exit code; whatever goes wrong becomes a line or two on stderr."""
     prepare_streams()
     try:
-        with _stopped_by_signals():
+        with _stopped_by_signals(), outlived():
             code = command(argv)
         sys.stdout.flush()
     except PEStudyError as error:
