@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import synthetic_studies as synthetic
@@ -58,6 +59,18 @@ def test_lengths_in_bytes_keep_the_ends_of_each_tokenizer() -> None:
     columns, note = shown(pd.concat([one.assign(length_bytes=one["length"]), other], ignore_index=True))
     assert {64, 2048, 193, 6145} <= set(columns)
     assert note.endswith("10 of 24 lengths; the CSV has all.")
+
+
+def test_no_best_where_lengths_are_tokens_of_two_tokenizers() -> None:
+    """64 tokens are four times the text for one of them: bits per byte do not compare column by column."""
+    one = synthetic.plain_rows(lengths=(64, 128), **ONE).assign(length_bytes=np.nan)
+    other = one.assign(study="other", tokenizer_hash="9" * 64)
+    both = pd.concat([one, other], ignore_index=True)
+    known = both.assign(length_bytes=both["length"] * 4)
+    for rows, best in ((both, False), (known, True)):
+        table = main_table(tables.length_curves(rows), "bits_per_byte", "nonoverlapping", None, chosen=True)
+        assert any(cell.kind == "best" for row in table.rows for cell in row) is best
+        assert ("lengths in tokens of 2 tokenizers" in table.note) is not best
 
 
 def test_what_must_stay_may_be_more_than_the_columns_there_are() -> None:

@@ -72,7 +72,8 @@ def test_tokenizers_compare_in_bytes_alone() -> None:
     one = tables.length_curves(synthetic.plain_rows(**SMALL))
     both = pd.concat([one, one.assign(study="b", tokenizer_hash="8" * 64)])
     assert likeness.unlike(both, "perplexity") == "2 different tokenizers"
-    assert likeness.unlike(both, "bits_per_byte") is None
+    assert likeness.unlike(both, "bits_per_byte") == "lengths in tokens of 2 tokenizers"
+    assert likeness.unlike(both.assign(length_bytes=both["length"] * 4), "bits_per_byte") is None
     assert likeness.unlike(one, "nll") is None
 
 

@@ -20,6 +20,11 @@ _SPECIAL = {
     "\u2013": "--",
     "\u2191": r"$\uparrow$",
     "|": r"$\vert$",
+    "<": "$<$",  # the text fonts of OT1 have other characters in these places
+    ">": "$>$",
+    "\u00b1": r"$\pm$",
+    "\u2026": r"\ldots{}",
+    "\u00a0": "~",
 }
 
 

@@ -32,8 +32,8 @@ TEXT: dict[str, Callable[[Any], str]] = {
 def unlike(shown: pd.DataFrame, metric: str) -> str | None:
     """Why values of `metric` in one figure or table do not compare ("2 corpora"), or None where they do.
 
-    Bits per byte compares tokenizers, loss and perplexity per token do not. Curves without a number count
-    for nothing.
+    Bits per byte compares tokenizers, loss and perplexity per token do not, nor does anything at lengths in
+    tokens of several. Curves without a number count for nothing.
     """
     numbers = shown[shown[metric].notna()]
     several = numbers["tokenizer_hash"].nunique() > 1
@@ -48,7 +48,14 @@ def unlike(shown: pd.DataFrame, metric: str) -> str | None:
             place = [name for name in ("length", "position_lo") if name in known]  # a bin has its own targets
             told[what] = int(known.groupby(place)[column].nunique().max()) if len(known) else 0
     reasons = [f"{count} different {what}" for what, count in told.items() if count > 1]
+    if several and metric == "bits_per_byte" and not _known_in_bytes(numbers):
+        reasons.append(f"lengths in tokens of {numbers['tokenizer_hash'].nunique()} tokenizers")
     return " and ".join(reasons) or None
+
+
+def _known_in_bytes(numbers: pd.DataFrame) -> bool:
+    """Whether lengths are in bytes of text, or known in them."""
+    return "length_bytes" in numbers and bool(numbers["length_bytes"].notna().all())
 
 
 def warning(shown: pd.DataFrame, metric: str) -> str:
