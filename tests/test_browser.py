@@ -80,6 +80,8 @@ window.addEventListener("load", () => {
   }
   seen.requests = performance.getEntriesByType("resource").map((entry) => entry.name);
   seen.width = document.documentElement.scrollWidth;
+  seen.bar = document.querySelector(".choices").getBoundingClientRect().height;
+  seen.below = parseFloat(getComputedStyle(document.documentElement).scrollPaddingTop);
   const name = (e) => (e.labels?.[0] ?? e).textContent.trim() || e.getAttribute("aria-label");
   seen.unnamed = [...document.querySelectorAll("input, button, a, summary")].filter((e) => !name(e)).length;
   const small = (e) => e.getClientRects().length && e.getBoundingClientRect().height < 20;
@@ -141,6 +143,22 @@ def test_the_page_works(page: Path, tmp_path: Path, width: int) -> None:
     assert len(seen["printed"]) >= 1
     assert all(seen["printed"])
     assert not any(seen["after_print"])
+
+
+@needs_chromium
+def test_what_has_the_focus_does_not_lie_under_the_bar(tmp_path: Path) -> None:
+    """Five protocols on a phone: the bar that stays is lower than what is kept free above a button."""
+    rows = synthetic.rows(
+        encodings=["rope"],
+        lengths=(64, 128),
+        num_documents=3,
+        protocols=("nonoverlapping", "exact-context", "sliding", "fixed-target", "prefix"),
+        rescales=("none",),
+    )
+    made = report.build([synthetic.write_study(tmp_path / "runs", rows)], tmp_path / "out", formats=())
+    seen, _ = browse(made, tmp_path, "--window-size=390,900")
+    assert 40 < seen["bar"] < seen["below"]
+    assert seen["width"] <= 500
 
 
 @needs_chromium
