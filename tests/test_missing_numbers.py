@@ -358,3 +358,14 @@ def test_a_page_of_missing_cells(tmp_path: Path) -> None:
     assert "no finite loss at 256 (seed 1)" in text
     assert "256: oom, seed 0" in text
     assert "Encodings were not compared at 512 (8× the training length of 64)" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_lost_cells_that_only_decompositions_need_are_not_listed(tmp_path: Path) -> None:
+    settings = {"encodings": ["nope", "rope"], "lengths": LENGTHS, "num_documents": 3, "rescales": ("none",)}
+    rows = synthetic.rows(**settings, protocols=("nonoverlapping", "exact-context"))
+    late = rows[rows["protocol"] == "nonoverlapping"].assign(protocol=tables.LATE)
+    lost = synthetic.with_status(pd.concat([rows, late], ignore_index=True), "oom", label="rope", length=512)
+    report.build([synthetic.write_study(tmp_path / "runs", lost)], tmp_path / "out", formats=())
+    cells = pd.read_csv(tmp_path / "out" / "tables" / "cells.csv")
+    assert sorted(cells["protocol"]) == ["exact-context", "nonoverlapping"]

@@ -70,7 +70,8 @@ def bench(material: Material) -> Section:
 
 def lost(material: Material) -> Section:
     section = Section("cells", "Cells without a number")
-    lost = material.curves[material.curves["status"] != "ok"]
+    curves = material.curves
+    lost = curves[(curves["status"] != "ok") & (curves["protocol"] != tables.LATE)]
     if material.wants_table("cells") and len(lost):
         columns = ["label", "rescale", "protocol", "length", "status"]
         columns = (["study"] if lost["study"].nunique() > 1 else []) + columns
