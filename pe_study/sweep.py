@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shlex
 import signal
 import subprocess
 import sys
@@ -177,6 +178,7 @@ def _raise_failures(done: Sequence[Mapping[str, Any]], folder: Path | str) -> No
 
 class TrainJob:
     """What submitit pickles and runs: the command line of one run in a process of its own; its exit code.
+    Under Slurm PEStudyError where the run failed, which fails the job.
 
     `gpu`, where one is given, is all that the run sees; submitit's local executor would hide all of them.
     """
@@ -195,6 +197,8 @@ class TrainJob:
         code = self._process.wait()
         if code == Interrupted.exit_code and slurm:
             subprocess.check_call(["scontrol", "requeue", slurm_job_id()])
+        elif code and slurm:  # else the job is COMPLETED to Slurm, and what depends on it starts
+            raise PEStudyError(f"{describe_exit(code)}: {shlex.join(self.argv)}")
         return code
 
     def terminate(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from tiny import tiny_recipe
 
 from pe_study.errors import Interrupted
+from pe_study.metrics import METRICS
 from pe_study.training import jobs
 from pe_study.training.devices import share_out, visible_gpus
 from pe_study.training.jobs import train_at_once
@@ -96,13 +97,18 @@ def test_idle_processes_end_by_themselves_and_warn_in_lines(
     monkeypatch.setattr(jobs.Worker, "end", watched)
     monkeypatch.setattr(SpawnProcess, "start", interrupted)
     recipe = tiny_recipe(tmp_path, encodings=("rope", "alibi"))
-    options: dict[str, Any] = {"resume": "auto", "progress": False, "stop": StopRequest()}
+    for run_id, line in (("rope-s0", '{"step": 1,'), ("alibi-s0", '{"step": 1}')):
+        (tmp_path / "tiny" / run_id).mkdir(parents=True)  # damaged, or odd: the bar does without
+        (tmp_path / "tiny" / run_id / METRICS).write_text(f"{line}\n", encoding="utf-8")
+    options: dict[str, Any] = {"resume": "auto", "progress": True, "stop": StopRequest()}
     done = train_at_once(quiet, recipe, tmp_path, recipe.runs(), jobs=2, **options)
     assert sorted(done) == ["alibi-s0", "rope-s0"]
     assert all(signals >= {signal.SIGINT, signal.SIGTERM, signal.SIGUSR2} for signals in held_back)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert set(codes) <= {0, None} and 0 in codes
-    assert "pe-study: warning: of rope-s0\n" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "pe-study: warning: of rope-s0\n" in said
+    assert "1/16" in said, "a step of the log that can be read"
 
 
 def test_what_wants_to_be_started_again() -> None:

@@ -231,3 +231,17 @@ def test_exit_code_75_under_slurm_requeues(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     assert TrainJob(command(75)["argv"])() == 75  # type: ignore[arg-type]
     assert (tmp_path / "calls").read_text() == "requeue 16_3\n"
+
+
+def test_a_run_that_fails_under_slurm_fails_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Slurm takes it for COMPLETED, and `afterok` starts what needs it."""
+    fails = TrainJob(command(5)["argv"])  # type: ignore[arg-type]
+    assert fails() == 5, "`sweep --executor local` reads the code"
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    with pytest.raises(PEStudyError, match=r"^exit code 5: "):
+        fails()
+    killed = TrainJob([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    with pytest.raises(PEStudyError, match=r"^SIGKILL "):
+        killed()
+    assert TrainJob(command(0)["argv"])() == 0  # type: ignore[arg-type]

@@ -261,10 +261,13 @@ def _watch(
 def _show(bar: tqdm, recipe: Recipe, runs_root: Path, futures: Mapping[str, Future[Result]]) -> None:
     steps, said = 0, []
     for run_id, future in futures.items():
-        rows = runs.read_metrics(runs_root / recipe.name / run_id)
+        try:
+            rows = runs.read_metrics(runs_root / recipe.name / run_id)
+        except (PEStudyError, OSError):  # damaged: its own training says so, the bar does without
+            continue
         steps += rows[-1]["step"] if rows else 0
         if rows and future.running():
-            said.append(f"{run_id} {rows[-1]['loss'] or math.nan:.3f}")
+            said.append(f"{run_id} {rows[-1].get('loss') or math.nan:.3f}")
     bar.set_postfix_str(", ".join(said), refresh=False)
     bar.update(steps - bar.n)
 
