@@ -226,9 +226,7 @@ class Training:
                 self.files.keep(step, self.model)
             stopping = self.due is not None or (update.stop and not last)
             if stopping or (not last and is_due(train.snapshot_every, step)):
-                extra = (
-                    self.due is not None
-                )  # not validated yet, and perhaps no good
+                extra = self.due is not None  # not validated yet, and perhaps no good
                 self.files.save(step, self.model, self.updater, self.facts(), extra=extra)
             if stopping:
                 raise self.stopped(step)

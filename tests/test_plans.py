@@ -66,8 +66,8 @@ def test_targets_that_rows_cannot_prove_equal_are_left_out_and_named(protocol: s
     found = both(whole[whole["length"] < 512], whole[whole["length"] == 512])
     assert curve(found).index.tolist() == [64, 128, 256]
     assert tables.left_out(found) == [
-        f"synthetic: {protocol} of plan b (lengths 512) is left out, since plan a is not known to have scored "
-        "the same targets; report one plan's folder to see it alone."
+        f"synthetic: {protocol} of plan b (lengths 512) is left out, since plan a is not known to have "
+        "scored the same targets; report one plan's folder to see it alone."
     ]
 
 
