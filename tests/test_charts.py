@@ -32,6 +32,7 @@ def test_thirty_rows_have_room_for_thirty_names(size: str) -> None:
     assert all(f">{label}<" in svg for label in labels[1:])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_study_has_differences_of_its_own(tmp_path: Path) -> None:
     """One figure a study, each with its own values; Holm's correction is over all of them."""
     one = synthetic.rows(encodings=["nope", "rope"], **SMALL)

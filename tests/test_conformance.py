@@ -9,12 +9,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from conformance import CHECKS, OF_A_RESCALE, OF_AN_OPTION, check_cached_equals_full, check_kernels_agree
+from conformance import (
+    CHECKS,
+    OF_A_RESCALE,
+    OF_AN_OPTION,
+    check_cached_equals_full,
+    check_compiled,
+    check_kernels_agree,
+)
 from variants import Variant, all_rescaled, all_variants
 
 from pe_study import encodings
 
 Check = Callable[[Variant, Path], None]
+
+OF_A_TOY = [
+    pytest.param(check, marks=pytest.mark.slow if check is check_compiled else ()) for check in CHECKS
+]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -98,7 +109,7 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             delattr(encodings, name)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", OF_A_TOY, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", ["log_bias", "query_bias"])
 @pytest.mark.usefixtures("toys")
 def test_a_file_dropped_in_place_is_an_encoding(check: Check, name: str, tmp_path: Path) -> None:

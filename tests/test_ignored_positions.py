@@ -71,7 +71,7 @@ def test_scores_that_are_not_told_are_refused_before_work_starts(tmp_path) -> No
     sizes = SIZES | {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
     GptOssConfig(**sizes).save_pretrained(tmp_path / "sinks")
     LlamaConfig(**SIZES).save_pretrained(tmp_path / "llama")
-    diagnostics.check(checkpoint_subject(str(tmp_path / "llama"), {}))
+    diagnostics.check(checkpoint_subject(str(tmp_path / "llama"), {}), "auto")
     said = r"^diagnostics: [^\n]*sinks: the attention of gpt_oss uses s_aux, which is not measured; leave"
     with pytest.raises(PlanError, match=said):
-        diagnostics.check(checkpoint_subject(str(tmp_path / "sinks"), {}))
+        diagnostics.check(checkpoint_subject(str(tmp_path / "sinks"), {}), "auto")

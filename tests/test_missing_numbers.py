@@ -339,6 +339,7 @@ def test_what_a_table_speaks_of_is_named_by_label_within_a_study() -> None:
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_of_missing_cells(tmp_path: Path) -> None:
     """Three seeds, of which one lacks a length, one is lost at another and one explodes, draw and say so."""
     rows = synthetic.rows(

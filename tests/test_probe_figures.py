@@ -205,6 +205,7 @@ def test_heads_of_a_chosen_run() -> None:
     assert "layer 1, head 1: most at 64\u2013127" in figure.alt
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_all_three_are_sections_of_the_page(tmp_path: Path) -> None:
     made = synthetic.rows(**SMALL, protocols=("nonoverlapping",))
     folder = synthetic.write_study(tmp_path / "runs", made)

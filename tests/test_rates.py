@@ -187,6 +187,7 @@ def test_rates_of_one_study_are_told_apart(tmp_path):
     assert rates._rates_of(read_study(folder)) == "alibi 0.003, rope 0.006 with lr_mult 1"
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("several", [False, True])
 def test_the_page_says_it(both, tmp_path, several):
     """In words and in the table of comparisons, also where each study was measured on two texts."""

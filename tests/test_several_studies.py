@@ -120,6 +120,7 @@ def test_labels_that_make_one_file_name_get_two(tmp_path: Path, labels: tuple[st
     assert {label for name in maps for label in table(page, name)["label"]} == set(labels)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_study_on_two_texts_keeps_its_controls(tmp_path: Path) -> None:
     """The study becomes two by its text; so do its rows under a control."""
     folder = study(tmp_path / "runs", "A", 2.0)
