@@ -18,7 +18,7 @@ def looks(labels: list[str]) -> dict[str, palette.Look]:
     return palette.looks((label, label) for label in labels)
 
 
-@pytest.mark.parametrize("size", ["two-column", "one-column"])
+@pytest.mark.parametrize("size", [pytest.param("two-column", marks=pytest.mark.slow), "one-column"])
 def test_thirty_rows_have_room_for_thirty_names(size: str) -> None:
     labels = ["nope", *(f"mine-{n}" for n in range(29))]
     rows = synthetic.plain_rows(encodings=labels, **SMALL)

@@ -216,7 +216,9 @@ def test_a_nan_seed_is_named_and_left_out(tmp_path: Path) -> None:
         {"encodings": ["rope"], "rescales": ("none",)},
         {"lengths": (64,)},
         {"lengths": (64,), "encodings": ["rope"], "num_documents": 1},
-        {"encodings": [f"mine-{n}" for n in range(30)], "lengths": (64, 128)},
+        pytest.param(
+            {"encodings": [f"mine-{n}" for n in range(30)], "lengths": (64, 128)}, marks=pytest.mark.slow
+        ),
         {"encodings": ["nope", "Übung·位置"]},
         {"lengths": (32, 128), "train_length": 64},
     ],
