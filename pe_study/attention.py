@@ -15,7 +15,7 @@ from torch import Tensor
 from pe_study.encodings.base import Encoding
 from pe_study.errors import UsageError, did_you_mean
 from pe_study.kernels.eager import eager
-from pe_study.kernels.fused import flash, flex
+from pe_study.kernels.fused import flash, flash_attn_func, flex
 from pe_study.kernels.scoring import Result, Scoring, blind
 from pe_study.kernels.sdpa import sdpa
 
@@ -23,8 +23,19 @@ Kernel = Literal["auto", "eager", "sdpa", "flex", "flash"]
 KERNELS = ("eager", "sdpa", "flex", "flash")
 
 
-def resolve(kernel: str, device: torch.device, dtype: torch.dtype, encoding: Encoding, mask_kind: str) -> str:
-    """The kernel that runs; UsageError where an explicit one cannot do what is asked. Nothing falls back."""
+def resolve(
+    kernel: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    encoding: Encoding,
+    mask_kind: str,
+    *,
+    consecutive: bool = True,
+) -> str:
+    """The kernel that runs; UsageError where an explicit one cannot do what is asked. Nothing falls back.
+
+    `consecutive` is that of `At`: whether distances follow from indices.
+    """
     if kernel not in (*KERNELS, "auto"):
         raise UsageError(f"kernel {kernel!r}: {did_you_mean(kernel, (*KERNELS, 'auto'))}")
     biased = encoding.has_distance_bias or encoding.has_query_bias
@@ -33,7 +44,12 @@ def resolve(kernel: str, device: torch.device, dtype: torch.dtype, encoding: Enc
         for name in KERNELS
         if name in ("eager", "sdpa")
         or (name == "flex" and not encoding.has_value_term)
-        or (name == "flash" and _flash_fits(device, dtype) and not biased and mask_kind == "causal")
+        or (
+            name == "flash"
+            and _flash_fits(device, dtype)
+            and (not biased or (consecutive and _flash_adds_bias(encoding)))
+            and mask_kind == "causal"
+        )
     ]
     if kernel != "auto":
         if kernel not in can:
@@ -51,7 +67,20 @@ def resolve(kernel: str, device: torch.device, dtype: torch.dtype, encoding: Enc
 
 
 def _flash_fits(device: torch.device, dtype: torch.dtype) -> bool:
-    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    # FlashAttention is there from Ampere on; without a GPU the question is what one would run.
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _flash_adds_bias(encoding: Encoding) -> bool:
+    """Whether flash-attn is installed and adds this bias itself; `logn` would multiply it a query."""
+    return (
+        flash_attn_func() is not None
+        and encoding.distance_slopes(torch.device("cpu")) is not None
+        and not encoding.rescale.logn
+        and encoding.dims.head_dim <= 256
+    )
 
 
 def attend(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring, kernel: str) -> Result:

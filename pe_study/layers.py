@@ -62,7 +62,14 @@ class Attention(nn.Module):
             k_BGSK, v_BGSK = cache.update(k_BGTK, v_BGTK, self.layer)
             num_keys = at.k_positions_BS.shape[1]  # a preallocated cache returns its empty end too
             k_BGSK, v_BGSK = k_BGSK[:, :, :num_keys], v_BGSK[:, :, :num_keys]
-        kernel = attention.resolve(self.config.kernel, x_BTD.device, q_BHTK.dtype, encoding, mask.kind)
+        kernel = attention.resolve(
+            self.config.kernel,
+            x_BTD.device,
+            q_BHTK.dtype,
+            encoding,
+            mask.kind,
+            consecutive=at.consecutive,
+        )
         scoring = Scoring(encoding, at, unrotated_BHTK, self.head_dim**-0.5, mask)
         q_BHTK, scoring = tempered(q_BHTK, k_BGSK.shape[2], scoring)
         if at.observe is not None:

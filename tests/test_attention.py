@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +15,7 @@ from variants import HEAD_DIM, HEADS, Variant, all_variants, draw_ids
 from pe_study import attention
 from pe_study.encodings.base import At, Encoding
 from pe_study.errors import UsageError
+from pe_study.kernels import fused
 from pe_study.kernels import sdpa as sdpa_kernels
 from pe_study.kernels.scoring import Mask, Scoring, Segments, masked_value
 
@@ -319,6 +324,80 @@ def test_auto_is_resolved_by_device_encoding_and_mask() -> None:
     assert attention.resolve("auto", cuda, half, rope, "causal") == "flash"
     assert attention.resolve("auto", cuda, half, rope, "segments") == "flex"
     assert attention.resolve("auto", cuda, half, t5, "causal") == "flex"
+
+
+def documented_flash_attn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    alibi_slopes: Tensor,
+    deterministic: bool = False,
+) -> Tensor:
+    """flash-attn as its documentation has it: (B, T, H, K), mask and -slope |i + S - T - j| from the end."""
+    assert causal
+    assert alibi_slopes.dtype == torch.float32
+    assert alibi_slopes.shape == (q.shape[2],)
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
+    num_queries, num_keys = q.shape[1], k.shape[1]
+    i, j = torch.arange(num_queries)[:, None] + num_keys - num_queries, torch.arange(num_keys)
+    scores = torch.einsum("bihk,bjhk->bhij", q, k) * softmax_scale
+    scores = scores - alibi_slopes[:, None, None] * (i - j).abs()
+    return torch.einsum("bhij,bjhk->bihk", scores.masked_fill(j > i, -torch.inf).softmax(-1), v)
+
+
+@pytest.fixture
+def with_flash_attn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    package = types.ModuleType("flash_attn")
+    package.flash_attn_func = documented_flash_attn  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    fused.flash_attn_func.cache_clear()
+    yield
+    fused.flash_attn_func.cache_clear()
+
+
+@pytest.mark.usefixtures("with_flash_attn")
+@pytest.mark.parametrize("groups", [1, 2, HEADS])
+@pytest.mark.parametrize(("length", "keys"), [(9, 9), (4, 9), (1, 9)])
+@pytest.mark.parametrize("rescale", ["none", "linear:2"])
+def test_alibis_slopes_reach_flash_attn(length: int, keys: int, groups: int, rescale: str) -> None:
+    encoding = Variant("alibi", rescale=rescale).encoding()
+    qkv = draw(length, keys, groups)
+    found, exact = (outcome(encoding, qkv, kernel) for kernel in ("flash", "eager"))
+    torch.testing.assert_close(found, exact, atol=CLOSE, rtol=CLOSE)
+
+
+@pytest.mark.usefixtures("with_flash_attn")
+def test_flash_attn_runs_what_its_slopes_can_say() -> None:
+    """Not learned biases, not `logn`, not positions out of order, not two documents in one row."""
+    cuda, half, alibi = torch.device("cuda"), torch.bfloat16, Variant("alibi").encoding()
+    assert attention.resolve("auto", cuda, half, alibi, "causal") == "flash"
+    assert attention.resolve("auto", cuda, half, alibi, "causal", consecutive=False) == "flex"
+    assert attention.resolve("auto", cuda, half, alibi, "segments") == "flex"
+    assert attention.resolve("auto", cuda, torch.float32, alibi, "causal") == "flex"
+    assert attention.resolve("auto", cuda, half, Variant("t5").encoding(), "causal") == "flex"
+    rope = Variant("rope").encoding()  # which turns, whatever its order
+    assert attention.resolve("auto", cuda, half, rope, "causal", consecutive=False) == "flash"
+    tempered = Variant("alibi", rescale="logn").encoding()
+    assert attention.resolve("auto", cuda, half, tempered, "causal") == "flex"
+
+
+def test_without_flash_attn_alibi_runs_in_flex() -> None:
+    cuda, alibi = torch.device("cuda"), Variant("alibi").encoding()
+    if fused.flash_attn_func() is not None:
+        pytest.skip("flash-attn is installed")
+    assert attention.resolve("auto", cuda, torch.bfloat16, alibi, "causal") == "flex"
+    with pytest.raises(UsageError, match=r"flash cannot run ALiBi"):
+        attention.resolve("flash", cuda, torch.bfloat16, alibi, "causal")
+
+
+def test_gpus_before_ampere_have_no_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cuda, rope = torch.device("cuda"), Variant("rope").encoding()
+    for capability, kernel in (((7, 5), "sdpa"), ((8, 0), "flash"), ((9, 0), "flash")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, of=capability: of)
+        assert attention.resolve("auto", cuda, torch.float16, rope, "causal") == kernel
 
 
 def test_a_hidden_score_never_weighs() -> None:

@@ -91,6 +91,19 @@ def test_half_precision(name: str, kernel: str) -> None:
         assert error(found, expected) < budget
 
 
+@pytest.mark.skipif(fused.flash_attn_func() is None, reason="needs the package flash-attn")
+@pytest.mark.parametrize("length", LENGTHS)
+def test_flash_attn_adds_alibis_slopes(length: int) -> None:
+    encoding, qkv = build("alibi"), draw(length, 2, torch.bfloat16)
+    exact = outcome(encoding, [x.detach().float().requires_grad_() for x in qkv], "eager")
+    plain, ours = outcome(encoding, qkv, "eager"), outcome(encoding, qkv, "flash")
+    for found, near, expected in zip(
+        (ours[0], *ours[1]), (plain[0], *plain[1]), (exact[0], *exact[1]), strict=True
+    ):
+        assert bool(found.isfinite().all())
+        assert error(found, expected) < 2 * error(near, expected) + 2**-8
+
+
 @pytest.mark.parametrize("name", ["nope", "t5"])
 def test_segments(name: str) -> None:
     """case 53: another document's keys change nothing."""

@@ -25,7 +25,7 @@ KERNELS = {
     "eager": "the definition, one dense matrix: the oracle of the others",
     "sdpa": "torch's scaled_dot_product_attention; biases as strided views, in chunks of queries",
     "flex": "FlexAttention, CUDA",
-    "flash": "FlashAttention through SDPA, CUDA, half precision; encodings without a bias",
+    "flash": "FlashAttention through SDPA, CUDA, half precision; of biases ALiBi's, with flash-attn",
 }
 CORPORA = {
     "stdlib": "source of this Python's standard library, one document a file; needs no network",

@@ -28,16 +28,16 @@ class ALiBi(Encoding):
     is_relative = True
     rescales = ("linear", LOGN)
 
-    def _slopes(self, device: torch.device) -> Tensor:
+    def distance_slopes(self, device: torch.device) -> Tensor:
         return (slopes(self.dims.num_heads).double() / self.stretch).float().to(device)
 
     def distance_bias(self, distance: Tensor) -> Tensor:
-        head_slopes = self._slopes(distance.device)
+        head_slopes = self.distance_slopes(distance.device)
         return -head_slopes.view(-1, *[1] * distance.ndim) * distance.abs().float()
 
     def score_mod(self, q_BHTK: Tensor, at: At) -> ScoreMod:
         """Arithmetic instead of a table look-up: what a fused kernel computes fastest."""
-        head_slopes = self._slopes(q_BHTK.device)
+        head_slopes = self.distance_slopes(q_BHTK.device)
         q_positions_BT, k_positions_BS = at.q_positions_BT, at.k_positions_BS
 
         def add_bias(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -140,6 +140,10 @@ class Encoding(nn.Module):
         """Integer distances (...) -> float32 (H, ...), added to the scaled score; None: no such bias."""
         return None
 
+    def distance_slopes(self, device: torch.device) -> Tensor | None:
+        """float32 (H,), where the bias is minus slope times distance and nothing else: flash-attn adds it."""
+        return None
+
     def score_mod(self, q_BHTK: Tensor, at: At) -> ScoreMod | None:
         """The query before `rotate` -> a score_mod; derived from `distance_bias` unless overridden."""
         if not self.has_distance_bias:

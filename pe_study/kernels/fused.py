@@ -5,6 +5,7 @@ Shape legend: B batch, H query heads, G key heads, T queries, S keys, K head wid
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
@@ -95,8 +96,22 @@ def _block_mask(q_BHTK: Tensor, num_keys: int, scoring: Scoring) -> Any:
     return memo["block_mask"]
 
 
+@lru_cache(maxsize=1)
+def flash_attn_func() -> Any:
+    """The function of the package flash-attn that adds ALiBi's bias itself (from 2.4 on); None without it."""
+    try:
+        from flash_attn import flash_attn_func as function
+    except ImportError:
+        return None
+    return function if "alibi_slopes" in inspect.signature(function).parameters else None
+
+
 def flash(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring) -> Result:
-    """SDPA's FlashAttention backend and nothing else; CUDA, half precision, no bias."""
+    """SDPA's FlashAttention backend and nothing else; with a bias of slopes, the package flash-attn. CUDA,
+    half precision."""
+    slopes_H = scoring.encoding.distance_slopes(q_BHTK.device)
+    if slopes_H is not None:
+        return _flash_with_slopes(q_BHTK, k_BGSK, v_BGSK, scoring, slopes_H), None
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
 
@@ -114,3 +129,17 @@ def flash(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring) -> R
             enable_gqa=k_BGSK.shape[1] != q_BHTK.shape[1],
         )
     return out, None
+
+
+def _flash_with_slopes(
+    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring, slopes_H: Tensor
+) -> Tensor:
+    """flash-attn has heads behind tokens, and aligns its mask and distances with the last key."""
+    out_BTHK = flash_attn_func()(
+        *(x.transpose(1, 2) for x in (q_BHTK, k_BGSK, v_BGSK)),
+        softmax_scale=scoring.scale,
+        causal=True,
+        alibi_slopes=slopes_H,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    return out_BTHK.transpose(1, 2)
