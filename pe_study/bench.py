@@ -12,8 +12,9 @@ import platform
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -36,12 +37,16 @@ def plan(
     kernels: Iterable[str] = ("auto",),
     phases: Iterable[str] = PHASES,
     peers: bool = False,
+    compiled: bool = False,
     sizes: Sizes | None = None,
     batch_tokens: int = 4096,
     device: str = "cpu",
     dtype: str = "float32",
 ) -> list[Workload]:
-    """All workloads of a benchmark; UsageError for a name that does not exist or sizes that do not fit."""
+    """All workloads of a benchmark, each under torch.compile too where `compiled`.
+
+    UsageError for a name that does not exist or sizes that do not fit.
+    """
     from pe_study import encodings as known
 
     sizes = sizes or Sizes()
@@ -62,8 +67,9 @@ def plan(
     for phase in phases:
         for length in lengths:
             base = Workload("", phase, length, "auto", batch_tokens, sizes, device, dtype)
-            workloads += [replace(base, name=name, kernel=kernel) for name in names for kernel in kernels]
-            workloads += [replace(base, name=peer) for peer in PEERS if peers]
+            group = [replace(base, name=name, kernel=kernel) for name in names for kernel in kernels]
+            group += [replace(base, name=peer) for peer in PEERS if peers]
+            workloads += group + [replace(workload, compiled=True) for workload in group if compiled]
     return workloads
 
 
@@ -84,11 +90,13 @@ def run(
     rows: list[dict[str, Any]] = []
     ceiling = 0.0
     for group in _groups(workloads):
-        progress(f"{group[0].phase} at length {group[0].length}: {', '.join(w.name for w in group)}")
+        progress(f"{group[0].phase} at length {group[0].length}: {'; '.join(w.title for w in group)}")
         measured, reached = _measure(group, rounds)
         rows, ceiling = rows + measured, max(ceiling, reached)
     if memory:
         for row, workload in zip(rows, workloads, strict=True):
+            if workload.compiled:  # the peak would be the compiler's
+                continue
             progress(f"memory of {workload.name} ({workload.phase}, length {workload.length})")
             row["peak_memory_bytes"] = peak_memory(workload)
     for row, workload in zip(rows, workloads, strict=True):
@@ -111,8 +119,9 @@ def _measure(group: list[Workload], rounds: int) -> tuple[list[dict[str, Any]], 
 
     models = [build(workload) for workload in group]
     steps = [step_of(workload, model) for workload, model in zip(group, models, strict=True)]
-    for step in steps:
-        step()
+    with _compiling(len(group)):
+        for step in steps:
+            step()
     seconds: list[list[float]] = [[] for _ in group]
     ceiling = 0.0
     for _ in range(rounds):
@@ -121,12 +130,13 @@ def _measure(group: list[Workload], rounds: int) -> tuple[list[dict[str, Any]], 
             start = time.perf_counter()
             step()
             taken.append(time.perf_counter() - start)
-    names = [workload.name for workload in group]
+    titles = [workload.title for workload in group]
     references = {"rope": "rope", **{peer: peer for peer in PEERS}}
     rows = []
     for workload, model, taken in zip(group, models, seconds, strict=True):
         row: dict[str, Any] = {
             "encoding": workload.name,
+            "compiled": workload.compiled,
             "peer": workload.is_peer,
             "phase": workload.phase,
             "length": workload.length,
@@ -140,11 +150,29 @@ def _measure(group: list[Workload], rounds: int) -> tuple[list[dict[str, Any]], 
             "rounds": rounds,
         }
         for reference in references:
-            if reference in names:
-                ratios = sorted(b / a for a, b in zip(taken, seconds[names.index(reference)], strict=True))
+            if reference in titles:
+                ratios = sorted(b / a for a, b in zip(taken, seconds[titles.index(reference)], strict=True))
                 row[f"ratio_to_{reference}"] = _spread(ratios)
         rows.append(row)
     return rows, ceiling
+
+
+@contextmanager
+def _compiling(models: int) -> Iterator[None]:
+    """Room for one compilation of each of several models of one class; UsageError where none can be made.
+
+    torch.compile counts recompilations by class, and past its limit it runs the rest uncompiled.
+    """
+    torch.compiler.reset()
+    limit = max(2 * models, torch._dynamo.config.recompile_limit)
+    with torch._dynamo.config.patch(recompile_limit=limit, fail_on_recompile_limit_hit=True):
+        try:
+            yield
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            reason = str(error).splitlines()[0]
+            raise UsageError(
+                f"bench: torch.compile failed ({reason}); leave out --compile or install g++"
+            ) from None
 
 
 def _spread(ratios: list[float]) -> dict[str, float]:
@@ -213,7 +241,8 @@ def markdown(result: dict[str, Any]) -> str:
     for row in result["rows"]:
         memory = row.get("peak_memory_bytes")
         lines.append(
-            f"| {row['phase']} | {row['length']} | {row['encoding']} | {row['kernel']} "
+            f"| {row['phase']} | {row['length']} | {row['encoding']}{', compiled' * row['compiled']} "
+            f"| {row['kernel']} "
             f"| {row['tokens_per_second']:,.0f} | {_ratio(row, 'rope')} | {_ratio(row, PEERS[0])} "
             f"| {row['matmul_share']:.0%} | {'' if memory is None else f'{memory / 2**20:,.0f}'} |"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,12 @@ class Workload:
     sizes: Sizes
     device: str
     dtype: str
+    compiled: bool = False
+
+    @property
+    def title(self) -> str:
+        """ "rope" or "rope, compiled"."""
+        return f"{self.name}, compiled" if self.compiled else self.name
 
     @property
     def is_peer(self) -> bool:
@@ -120,7 +127,11 @@ def _x_transformers(workload: Workload) -> nn.Module:
 
 
 def step_of(workload: Workload, model: nn.Module) -> Callable[[], None]:
-    """One update (forward, loss, backward, AdamW) or one forward pass with its loss."""
+    """One update (forward, loss, backward, AdamW) or one forward pass with its loss.
+
+    A compiled workload goes through torch.compile as the trainer's `train.compile` does.
+    """
+    model = cast(nn.Module, torch.compile(model)) if workload.compiled else model
     generator = torch.Generator().manual_seed(0)
     shape = (workload.num_sequences, workload.length + 1)
     ids = torch.randint(workload.sizes.vocab_size, shape, generator=generator).to(workload.device)

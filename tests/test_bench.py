@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -62,6 +63,60 @@ def test_a_training_step_changes_the_weights_and_an_evaluation_does_not() -> Non
         workloads.step_of(workload, model)()
         changed = any(not torch.equal(before[n], p) for n, p in model.named_parameters())
         assert changed is changes
+
+
+@pytest.fixture
+def without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile follows the code and runs torch's own kernels: no C++ compiler at work."""
+    compile = torch.compile
+    monkeypatch.setattr(workloads.torch, "compile", lambda model: compile(model, backend="eager"))
+
+
+@pytest.mark.usefixtures("without_a_compiler")
+def test_compiled_rows_stand_beside_the_others_and_compare_with_them() -> None:
+    planned = bench.plan(
+        ["rope", "nope"], lengths=[8], phases=["train"], compiled=True, sizes=TINY, batch_tokens=32
+    )
+    with torch._dynamo.config.patch(recompile_limit=1):  # else the second model would run uncompiled
+        result = bench.run(planned, rounds=2)
+    plain, _, compiled, _ = result["rows"]
+    assert [(row["encoding"], row["compiled"]) for row in result["rows"]] == [
+        ("rope", False),
+        ("nope", False),
+        ("rope", True),
+        ("nope", True),
+    ]
+    assert compiled["ratio_to_rope"]["median"] == pytest.approx(
+        compiled["tokens_per_second"] / plain["tokens_per_second"], rel=0.5
+    )
+    assert compiled["ratio_to_rope"] != {"median": 1.0, "low": 1.0, "high": 1.0}  # not to itself
+    assert "peak_memory_bytes" in plain
+    assert "peak_memory_bytes" not in compiled  # it would be the compiler's
+    assert "| train | 8 | rope, compiled | sdpa |" in bench.markdown(result)
+
+
+@pytest.mark.usefixtures("without_a_compiler")
+def test_a_compiled_step_is_compiled_and_changes_the_weights() -> None:
+    workload = replace(_tiny("rope", "train"), compiled=True)
+    model = workloads.build(workload)
+    before = [parameter.clone() for parameter in model.parameters()]
+    torch.compiler.reset()
+    counted = torch._dynamo.utils.counters["stats"]
+    so_far = counted["unique_graphs"]
+    workloads.step_of(workload, model)()
+    assert counted["unique_graphs"] > so_far
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_without_a_compiler_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(graph: object, inputs: object) -> None:
+        raise RuntimeError("No working C++ compiler found")
+
+    compile = torch.compile
+    monkeypatch.setattr(workloads.torch, "compile", lambda model: compile(model, backend=fails))
+    planned = bench.plan(["rope"], lengths=[8], compiled=True, sizes=TINY, batch_tokens=32)
+    with pytest.raises(UsageError, match="leave out --compile or install g\\+\\+"):
+        bench.run(planned, rounds=1, memory=False)
 
 
 @pytest.mark.parametrize(

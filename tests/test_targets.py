@@ -164,6 +164,26 @@ def test_bench_files_of_one_name_keep_apart(tmp_path: Path) -> None:
     assert [name for name, _ in found.benches] == [f"speed ({path / 'bench.json'})" for path in paths]
 
 
+def test_compiled_rows_have_a_name_and_a_look_of_their_own(tmp_path: Path) -> None:
+    folder = bench(tmp_path / "x")
+    content = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
+    rows = [{**row, "compiled": compiled} for compiled in (False, True) for row in content["rows"]]
+    for row in rows:
+        if row["compiled"]:
+            del row["peak_memory_bytes"]
+    (folder / "bench.json").write_text(json.dumps({**content, "rows": rows}), encoding="utf-8")
+    read = bench_files.read_bench(folder / "bench.json")
+    looks = bench_figures.looks_of(read)
+    peer = "LlamaForCausalLM"
+    assert list(looks) == ["nope", "nope, compiled", "rope", "rope, compiled", peer, f"{peer}, compiled"]
+    assert len({(look.light, str(look.dash), look.marker) for look in looks.values()}) == len(looks)
+    assert "rope, compiled 1.25" in " ".join(bench_files.sentences(read))
+    assert f"{peer}, compiled 1.25" in " ".join(bench_files.sentences(read))
+    figure = bench_figures.ratio_figure(read, "x")
+    assert figure is not None
+    assert f"{peer}, compiled 1.25" in figure.alt
+
+
 def test_a_page_without_peers_or_memory_says_nothing_of_them(tmp_path: Path) -> None:
     folder = bench(tmp_path / "x")
     content = json.loads((folder / "bench.json").read_text(encoding="utf-8"))

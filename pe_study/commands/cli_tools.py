@@ -91,6 +91,9 @@ def bench(
     peers: Annotated[
         bool, typer.Option("--peers", help="also LlamaForCausalLM and, where installed, x-transformers")
     ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="also measure each under torch.compile")
+    ] = False,
     sizes: Annotated[
         str | None,
         typer.Option(metavar="KEY=N,…", help="the decoder: num_layers=8,d_model=512", show_default=False),
@@ -119,6 +122,7 @@ def bench(
         kernels=flags.words("--kernels", kernels, tuple(KERNELS)),
         phases=flags.words("--phases", phases, benches.PHASES),
         peers=peers,
+        compiled=compiled,
         sizes=Sizes(**flags.counts("--sizes", sizes, Sizes.__dataclass_fields__)),
         batch_tokens=flags.tokens("--batch-tokens", batch_tokens),
         device=device,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -31,7 +32,10 @@ def looks_of(bench: BenchFile) -> dict[str, Look]:
     rows = bench.rows
     own = rows[~rows["encoding"].isin(list(PEERS))]
     found = palette.looks(zip(own["name"], own["encoding"], strict=True))
-    return found | {name: look for name, look in PEERS.items() if name in set(rows["name"])}
+    for name, peer in rows.loc[rows["encoding"].isin(list(PEERS)), ["name", "encoding"]].to_numpy():
+        look = PEERS[peer]
+        found[name] = look if name == peer else replace(look, dash=(0, (1, 2)))
+    return found
 
 
 def measures(bench: BenchFile) -> pd.DataFrame:

@@ -90,12 +90,14 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names(rows: pd.DataFrame) -> Sequence[str]:
-    """The encoding or peer, with its kernel where it was measured under several."""
-    kernels = rows.groupby("encoding")["kernel"].transform("nunique")
-    return [
-        encoding if several == 1 else f"{encoding}, {kernel}"
-        for encoding, kernel, several in zip(rows["encoding"], rows["kernel"], kernels, strict=True)
-    ]
+    """The encoding or peer, with its kernel where it was measured under several, and whether compiled."""
+    several = rows.groupby("encoding")["kernel"].transform("nunique") > 1
+    compiled = rows["compiled"].eq(True) if "compiled" in rows else pd.Series(False, index=rows.index)
+    return list(
+        rows["encoding"]
+        + (", " + rows["kernel"]).where(several, "")
+        + pd.Series(", compiled", index=rows.index).where(compiled, "")
+    )
 
 
 def sentences(bench: BenchFile) -> list[str]:
@@ -110,7 +112,7 @@ def sentences(bench: BenchFile) -> list[str]:
         if bench.reference is None or here.empty:
             continue
         to = f"to_{bench.reference}"
-        last = here[(here["length"] == here["length"].max()) & (here["encoding"] != bench.reference)]
+        last = here[(here["length"] == here["length"].max()) & (here["name"] != bench.reference)]
         last = last[last[to].notna()].sort_values(to, ascending=False)
         values = ", ".join(f"{ratio.name} {ratio.text}" for ratio in ratios(last, to))
         if values:
