@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pe_study.errors import DamagedError
+
+LOCK = ".lock"
 
 
 @contextlib.contextmanager
@@ -36,6 +39,15 @@ def naming(path: Path | str) -> Iterator[None]:
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
+
+
+@contextlib.contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """One process at a time in the block of one lock file; another waits for it. The kernel frees it when
+    the process ends, however it ends."""
+    with open(lock, "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def sync(path: Path) -> None:

@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pe_study.errors import DamagedError
-from pe_study.files import read_json, write_json
+from pe_study.files import LOCK, alone, read_json, write_json
 
 if TYPE_CHECKING:
     from pe_study.recipe import Recipe
@@ -27,7 +24,7 @@ def write_planned(folder: Path, recipe: Recipe, asked: Iterable[str]) -> None:
     The `recipe.yaml` that a run of the study keeps is that run's alone, and leaves the list as it is.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with alone(folder / LOCK):  # lines of `sweep` may start together
         names = tuple(run.run_id for run in recipe.runs())
         try:
             noted, before = read_planned(folder), read_asked(folder)
@@ -43,17 +40,6 @@ def write_planned(folder: Path, recipe: Recipe, asked: Iterable[str]) -> None:
 
 def _is_kept_by_a_run(recipe: Recipe, folder: Path) -> bool:
     return recipe.path is not None and recipe.path.resolve().parent.parent == folder.resolve()
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time: lines of `sweep` may start together."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def read_planned(folder: Path) -> tuple[str, ...]:

@@ -141,9 +141,7 @@ def resolved_yaml(recipe: Recipe) -> str:
 def narrow(recipe: Recipe, run: RunSpec) -> Recipe:
     """The recipe of one run alone: its encoding and its seed."""
     alone = {"encodings": (run.encoding.model_copy(update={"lr": None}),), "seeds": (run.seed,)}
-    narrowed = recipe.model_copy(update={**alone, "train": recipe.train.at(run.encoding)})
-    narrowed._path = recipe.path
-    return narrowed
+    return recipe.model_copy(update={**alone, "train": recipe.train.at(run.encoding)})
 
 
 def training_values(recipe: Recipe, run: RunSpec) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_study.errors import UsageError
-from pe_study.files import naming, read_json, write_json
+from pe_study.files import LOCK, naming, read_json, write_json
 from pe_study.metrics import METRICS, Metrics, read_metrics
 from pe_study.rows import RETRIEVAL_COLUMNS, ROW_COLUMNS, make_rows, read_rows, write_rows
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 DONE, FINAL, SNAPSHOTS = "DONE", "final", "snapshots"
 PROVENANCE, RECIPE = "provenance.json", "recipe.yaml"
-LOCK = ".lock"
 
 __all__ = [
     "DONE",

@@ -63,11 +63,6 @@ def prepare(rows: pd.DataFrame) -> pd.DataFrame:
     return united(rows)[0]
 
 
-def left_out(rows: pd.DataFrame) -> list[str]:
-    """What `united` leaves out."""
-    return united(rows)[1]
-
-
 def _by_stride(rows: pd.DataFrame) -> pd.DataFrame:
     sliding = rows[rows["protocol"] == "sliding"]
     if not sliding.groupby(["study", "label", "length"], observed=True)["stride"].nunique().max() > 1:

@@ -194,10 +194,7 @@ class Training:
             state.load_weights(self.model, found.tensors("model"))
             state.load_optimizer_state(self.model, self.updater.optimizer, found.tensors("optimizer"))
         self.updater.load_facts(found.facts["updater"])
-        if sequences := found.facts.get("validation_sequences"):
-            self.validator.reduced = self.validator.micro_sequences = min(
-                self.validator.micro_sequences, sequences
-            )
+        self.validator.reduce_to(found.facts.get("validation_sequences"))
         self.due = found.facts.get("due")
         return found.step
 

@@ -89,9 +89,7 @@ def trial_recipe(recipe: Recipe) -> Recipe:
         "train": _shortened(recipe.train),
         "eval": Plan(lengths=("1x",)),
     }
-    grid = recipe.model_copy(update=update)
-    grid._path = recipe.path
-    return grid
+    return recipe.model_copy(update=update)
 
 
 def _located(grid: Recipe, runs_root: Path | str) -> Recipe:
@@ -99,9 +97,7 @@ def _located(grid: Recipe, runs_root: Path | str) -> Recipe:
     if grid.init is None:
         return grid
     source = bases.locate(grid.init.source, runs_root)
-    found = grid.model_copy(update={"init": grid.init.model_copy(update={"source": source})})
-    found._path = grid.path
-    return found
+    return grid.model_copy(update={"init": grid.init.model_copy(update={"source": source})})
 
 
 def trials(recipe: Recipe) -> Iterator[Trial]:
@@ -137,9 +133,7 @@ def _rate(lr: float, factor: float) -> float:
 
 
 def _only(grid: Recipe, todo: list[RunSpec]) -> Recipe:
-    chosen = grid.model_copy(update={"encodings": tuple(run.encoding for run in todo)})
-    chosen._path = grid.path
-    return chosen
+    return grid.model_copy(update={"encodings": tuple(run.encoding for run in todo)})
 
 
 def _loss(root: Path, grid: Recipe, run: RunSpec) -> dict[str, Any] | None:

@@ -24,7 +24,8 @@ from pe_study.recipe import load
 from pe_study.train import train_study
 from pe_study.training import state
 from pe_study.training.foreign import ForeignDecoder
-from pe_study.training.updates import PADDING, Updater
+from pe_study.training.micro_batching import PADDING
+from pe_study.training.updates import Updater
 from pe_study.training.validation import Validator
 
 UNEVEN = ("data.packing=isolate", "train.micro_batch_tokens=48")  # micro-batches of 3 and 1 sequences

@@ -31,7 +31,7 @@ def test_seeds_of_another_plan_count() -> None:
     found = both(whole[whole["seed"] == 0], whole)
     pd.testing.assert_frame_equal(curve(found), curve(whole))
     assert curve(found)["num_seeds"].tolist() == [3, 3, 3, 3]
-    assert tables.left_out(found) == []
+    assert tables.united(found)[1] == []
 
 
 def test_seeds_and_lengths_of_two_plans_are_one_grid() -> None:
@@ -47,7 +47,7 @@ def test_lengths_of_another_plan_count_where_it_scored_every_target_too(protocol
     whole = rows(protocol, num_documents=8)
     found = both(whole[whole["length"] < 512], whole[whole["length"] == 512])
     pd.testing.assert_frame_equal(curve(found), curve(whole))
-    assert tables.left_out(found) == []
+    assert tables.united(found)[1] == []
 
 
 def test_equal_sizes_prove_no_documents() -> None:
@@ -56,7 +56,7 @@ def test_equal_sizes_prove_no_documents() -> None:
     whole[["num_tokens", "num_bytes"]] = 64
     found = both(whole[whole["length"] < 512], whole[whole["length"] == 512])
     assert curve(found).index.tolist() == [64, 128, 256]
-    assert "nonoverlapping of plan b (lengths 512) is left out" in tables.left_out(found)[0]
+    assert "nonoverlapping of plan b (lengths 512) is left out" in tables.united(found)[1][0]
 
 
 @pytest.mark.parametrize("protocol", ["exact-context", "prefix"])
@@ -65,7 +65,7 @@ def test_targets_that_rows_cannot_prove_equal_are_left_out_and_named(protocol: s
     whole = rows(protocol)
     found = both(whole[whole["length"] < 512], whole[whole["length"] == 512])
     assert curve(found).index.tolist() == [64, 128, 256]
-    assert tables.left_out(found) == [
+    assert tables.united(found)[1] == [
         f"synthetic: {protocol} of plan b (lengths 512) is left out, since plan a is not known to have "
         "scored the same targets; report one plan's folder to see it alone."
     ]
@@ -78,14 +78,14 @@ def test_a_shared_cell_proves_targets_equal_or_not() -> None:
     other = other.assign(nll_sum=other["nll_sum"] * 1.1)  # other targets, as many of them
     found = both(whole[whole["length"] < 512], other)
     assert curve(found).index.tolist() == [64, 128, 256]
-    assert len(tables.left_out(found)) == 1
+    assert len(tables.united(found)[1]) == 1
 
 
 def test_other_documents_are_left_out() -> None:
     whole = rows()
     found = both(whole, whole[whole["document"] < 2].assign(seed=1))
     pd.testing.assert_frame_equal(curve(found), curve(whole))
-    assert "of plan b (lengths 64, 128, 256, 512) is left out" in tables.left_out(found)[0]
+    assert "of plan b (lengths 64, 128, 256, 512) is left out" in tables.united(found)[1][0]
 
 
 def test_a_number_stands_before_a_status_of_another_plan() -> None:

@@ -11,8 +11,9 @@ from tiny import ENCODINGS, make_updater, tiny_recipe
 from torch import Tensor
 
 from pe_study.errors import NonFiniteLossError, UsageError
+from pe_study.training.micro_batching import PADDING, micro_batches
 from pe_study.training.schedules import learning_rate
-from pe_study.training.updates import PADDING, Updater, dropout_seed, micro_batches, seed_dropout
+from pe_study.training.updates import Updater, dropout_seed, seed_dropout
 
 
 def gradients(updater: Updater) -> dict[str, Tensor]:

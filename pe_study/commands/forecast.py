@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pe_study import costs, encodings, finished, runs
+from pe_study import costs, finished, runs
 from pe_study.commands import layout
-from pe_study.recipe import Recipe, RunSpec
+from pe_study.recipe import Recipe, RunSpec, build_encoding
 from pe_study.sections import DataSpec, EncodingSpec, ModelSpec
 from pe_study.training import bases, tuning
 from pe_study.training.selection import check_folder, select_runs
@@ -65,20 +65,8 @@ def decoder_parameters(model: ModelSpec, vocab_size: int | None) -> int:
 
 def position_parameters(recipe: Recipe, spec: EncodingSpec) -> int:
     """Parameters that an encoding adds to the decoder, counted on a copy that holds no memory."""
-    import torch
-
-    model = recipe.model
-    with torch.device("meta"):
-        built = encodings.build(
-            spec.name,
-            d_model=model.d_model,
-            num_heads=model.num_heads,
-            head_dim=model.d_model // model.num_heads,
-            max_positions=model.max_positions,
-            train_length=recipe.train.length,
-            **spec.options,
-        )
-    copies = model.num_layers if built.per_layer else 1
+    built = build_encoding(recipe, spec, spec.label)
+    copies = recipe.model.num_layers if built.per_layer else 1
     return copies * sum(parameter.numel() for parameter in built.parameters())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -12,12 +11,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from pe_study.files import read_json, write_json
+from pe_study.files import LOCK, alone, read_json, write_json
 from pe_study.rows import read_rows, write_rows
 
 FOLDER = "cells"
 FINISHED = {"ok", "skipped"}
-LOCK = ".lock"
 
 
 class Setting(NamedTuple):
@@ -83,8 +81,7 @@ class CellStore:
     def assembling(self) -> Iterator[None]:
         """One process at a time puts a folder's results together; another waits for it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / LOCK, "a", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with alone(self.folder / LOCK):
             yield
 
 

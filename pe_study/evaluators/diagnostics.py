@@ -8,7 +8,6 @@ and the attention of every layer is measured on the side (`pe_study.kernels.stat
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -77,8 +76,7 @@ def collect(model: Any, sequences: Iterable[np.ndarray], bins: Bins) -> dict[int
 def _few_logits(model: Any) -> dict[str, Any]:
     """What makes a model leave its logits out, unless it leaves queries out with them."""
     hooks = hf_attention.installed(model)
-    takes = "logits_to_keep" in inspect.signature(model.forward).parameters
-    return {"logits_to_keep": 1} if takes and not (hooks and hooks.cut) else {}
+    return {} if hooks and hooks.cut else hf_attention.last_logits(model)
 
 
 @contextmanager

@@ -21,8 +21,9 @@ def check_rescales(plan: Plan, subjects: Sequence[Subject]) -> None:
     """RescaleError where a plan rescales and nothing else, and no subject knows one of its rescales."""
     if "none" in plan.rescales or any(_takes(subjects, spec, plan.rescale_all) for spec in plan.rescales):
         return
-    accepted = ", ".join(_known(subjects, plan.rescale_all))
-    more = [text for text in _known(subjects, True) if text not in _known(subjects, plan.rescale_all)]
+    known = _known(subjects, plan.rescale_all)
+    accepted = ", ".join(known)
+    more = [text for text in _known(subjects, True) if text not in known]
     if more:
         accepted += f", with rescale_all true also {', '.join(more)}"
     said = "; ".join(f"{subject.name} {_why_not(subject)}" for subject in subjects)

@@ -106,6 +106,11 @@ def installed(model: Any) -> Hooks | None:
     return found if isinstance(found, Hooks) else None
 
 
+def last_logits(model: Any) -> dict[str, int]:
+    """What makes a model return the last position's logits alone; nothing where it cannot."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
 def install(model: Any) -> Hooks:
     """Puts the hooks of a loaded model in place, the same ones at every call. UsageError where its attention
     does not go through the interface, or its kernel takes masks that are no matrices."""
@@ -118,9 +123,8 @@ def install(model: Any) -> Hooks:
     _hook_interface()
     for module in model.modules():
         setattr(module, ATTRIBUTE, hooks)
-    cut = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     with torch.inference_mode():
-        model(torch.tensor([[0] * PROBE], device=model.device), use_cache=False, **cut)
+        model(torch.tensor([[0] * PROBE], device=model.device), use_cache=False, **last_logits(model))
     if not hooks.layers:
         for module in model.modules():
             delattr(module, ATTRIBUTE)

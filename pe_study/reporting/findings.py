@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from pe_study.reporting.captions import counted, listed
-from pe_study.reporting.judging import ONE_TEXT, protocol_for
+from pe_study.reporting.judging import ONE_TEXT, in_order, protocol_for
 from pe_study.reporting.outcomes import change_text, names, outcomes
-from pe_study.reporting.verdicts import PREFERRED, Verdict
+from pe_study.reporting.verdicts import Verdict
 from pe_study.rows import NO_CONTROL
 
 
@@ -54,7 +54,7 @@ def _silent(curves: pd.DataFrame) -> str:
         return "No series was evaluated yet at its training length"
     if plain.empty:
         return "No unrescaled series was evaluated at its training length"
-    if not any(name.partition("_")[0] in PREFERRED for name in ran):
+    if not in_order(ran):
         return (
             f"Only {' and '.join(ran)} was run, which scores other targets at every length: no loss compares "
             "with that at the training length"
@@ -68,8 +68,8 @@ def _silent(curves: pd.DataFrame) -> str:
 
 def _unjudged(found: Sequence[Verdict], curves: pd.DataFrame, several: bool) -> list[str]:
     """Series without a number at their training length under any protocol that they could be judged by."""
-    kinds = [str(name).partition("_")[0] in PREFERRED for name in curves["protocol"]]
-    shown = curves[np.array(kinds, dtype=bool) & (curves["rescale"] == "none")]
+    kinds = in_order([str(name) for name in curves["protocol"].unique()])
+    shown = curves[curves["protocol"].isin(kinds) & (curves["rescale"] == "none")]
     judged = {(v.study, v.train_length, v.label) for v in found}
     said = []
     keys = ["study", "train_length", "label"]
@@ -122,9 +122,8 @@ def _scope(plain: Sequence[Verdict]) -> str:
 
 def _protocols(plain: Sequence[Verdict]) -> str:
     """ "exact-context", "exact-context where it was run, else nonoverlapping"."""
-    ran = {v.protocol for v in plain}
-    ordered = [name for wanted in PREFERRED for name in sorted(ran) if name.partition("_")[0] == wanted]
-    return " where it was run, else ".join(ordered)
+    ran = sorted({v.protocol for v in plain})
+    return " where it was run, else ".join(in_order(ran))
 
 
 def _at_training_length(curves: pd.DataFrame, studies: bool, protocols: bool) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -14,7 +15,11 @@ ONE_TEXT = [name for name in FAMILY if name != "protocol"]  # one study on one t
 
 def preferred(rows: pd.DataFrame) -> list[str]:
     """The protocols with the same targets at every length that were run, `exact-context` first."""
-    ran = protocols_of(rows)
+    return in_order(protocols_of(rows))
+
+
+def in_order(ran: Sequence[str]) -> list[str]:
+    """Those of some protocols that a series can be judged by, the first choice first."""
     return [name for wanted in PREFERRED for name in ran if name.partition("_")[0] == wanted]
 
 

@@ -21,7 +21,7 @@ def _progress(study: Study) -> str:
     said = [f", {run.run_id} at step {run.last_step:,} of {run.train.get('steps', '?')}" for run in running]
     if study.waiting:
         said.append(f", not started: {', '.join(study.waiting)}")
-    if not running and not set(study.waiting) & set(study.asked) and not is_finished(study):
+    if not running and not study.due and not is_finished(study):
         said.append(", not evaluated yet")
     total = len(study.runs) + len(study.waiting)
     return f"{study.name}: {len(study.runs) - len(running)} of {total} runs done{''.join(said)}"
@@ -42,7 +42,7 @@ def is_finished(study: Study) -> bool:
 
     One run alone is finished when it is done: its results lie with its study. A checkpoint has no runs.
     """
-    if set(study.waiting) & set(study.asked) or not all(run.done for run in study.runs):
+    if study.due or not all(run.done for run in study.runs):
         return False
     if (study.path / RECIPE).is_file() or not study.runs:
         return True

@@ -92,13 +92,16 @@ def _matched(
     found: Sequence[Comparison], studies: Sequence[Study], rows: pd.DataFrame
 ) -> Iterator[tuple[Comparison, Comparison]]:
     """Comparisons of two encodings on one text at one length, in studies of other rates."""
+    apart = list(pairs(studies))
+    if not apart:
+        return
     origins = _origins(rows)
     places: dict[str, dict[tuple[Any, ...], Comparison]] = {}
     for each in found:
         study, text = origins[each.study, each.protocol]
         pair = frozenset((each.label, each.other))
         places.setdefault(study, {})[each.protocol, text, each.length, pair] = each
-    for one, other in pairs(studies):
+    for one, other in apart:
         theirs = places.get(other.name, {})
         for place, each in places.get(one.name, {}).items():
             if place in theirs:
@@ -108,7 +111,7 @@ def _matched(
 def _origins(rows: pd.DataFrame) -> dict[tuple[str, str], tuple[str, tuple[str, ...]]]:
     """(study as shown, protocol) -> (the study itself, what tells its text)."""
     named = rows if "origin" in rows else rows.assign(origin=rows["study"])
-    kinds = named[["study", "protocol", "origin", *TEXT]].astype(str).drop_duplicates()
+    kinds = named[["study", "protocol", "origin", *TEXT]].drop_duplicates().astype(str)
     return {
         (shown, protocol): (study, tuple(text))
         for shown, protocol, study, *text in kinds.itertuples(index=False, name=None)

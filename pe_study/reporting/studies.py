@@ -119,6 +119,11 @@ class Study:
         return tuple(name for name in self.planned if name not in begun)
 
     @property
+    def due(self) -> tuple[str, ...]:
+        """Those of `waiting` that were picked for training."""
+        return tuple(name for name in self.waiting if name in self.asked)
+
+    @property
     def rows(self) -> pd.DataFrame:
         frames = [evaluation.rows.assign(plan=evaluation.plan) for evaluation in self.evaluations]
         return pd.concat(frames, ignore_index=True) if frames else plain(make_rows([])).assign(plan="")

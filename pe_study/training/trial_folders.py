@@ -35,9 +35,7 @@ def place(grid: Recipe, recipe: Recipe, folder: Path) -> Recipe:
             alike = (name for name, each in there.items() if each == values and name.startswith(own))
             label = next(alike, new).removesuffix(f"-s{run.seed}")
         encodings.append(run.encoding.model_copy(update={"label": label}))
-    placed = grid.model_copy(update={"encodings": tuple(encodings)})
-    placed._path = grid.path
-    return placed
+    return grid.model_copy(update={"encodings": tuple(encodings)})
 
 
 def is_of(folder: Path, grid: Recipe, run: RunSpec) -> bool:

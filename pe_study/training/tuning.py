@@ -47,9 +47,7 @@ def resolve(recipe: Recipe, runs_root: Path | str) -> Recipe:
     _check(f"{where}, but {path}", tuning, recipe, path.parent, command)
     encodings = tuple(_at_rate(spec, tuning["chosen"][spec.label]) for spec in recipe.encodings)
     update = {"encodings": encodings, "train": recipe.train.model_copy(update={"lr": tuning["lr"]})}
-    resolved = recipe.model_copy(update=update)
-    resolved._path = recipe.path
-    return resolved
+    return recipe.model_copy(update=update)
 
 
 def conditions(recipe: Recipe) -> dict[str, Any]:
@@ -61,7 +59,8 @@ def conditions(recipe: Recipe) -> dict[str, Any]:
 
 def learned_from(values: Mapping[str, Any]) -> dict[str, Any]:
     """The `training_values` that decide what is learned, not how fast it is computed."""
-    return {key: value for key, value in values.items() if key not in {f"train.{word}" for word in _SPEED}}
+    speed = {f"train.{word}" for word in _SPEED}
+    return {key: value for key, value in values.items() if key not in speed}
 
 
 def encoding_of(spec: EncodingSpec) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pe_study.data import IGNORED, Batch, TrainBatches
 from pe_study.errors import UsageError
 from pe_study.training.engine import fitting, prepare
 from pe_study.training.faults import non_finite_error
+from pe_study.training.micro_batching import PADDING, MicroBatching, micro_batches
 from pe_study.training.schedules import learning_rate, total_learning_rate
 from pe_study.training.state import whole
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from pe_study.recipe import Recipe, RunSpec
     from pe_study.training.initial import Decoder
     from pe_study.training.stopping import StopRequest
-
-PADDING = -1  # a slot that is not there
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ class Update:
     stop: bool
 
 
-class Updater:
+class Updater(MicroBatching):
     """The model and its optimizer on this process, prepared by Accelerate, and the update at a step."""
 
     def __init__(
@@ -68,7 +67,6 @@ class Updater:
         tokens = self.train.micro_batch_tokens or self.train.batch_tokens
         share = -(-batches.sequences_per_batch // accelerator.num_processes)
         self.micro_sequences = min(tokens // self.train.length, share)
-        self.reduced: int | None = None  # to so many sequences, where memory ran out
         self.num_skipped = 0  # steps that were not finite
 
     def warm_up(self) -> None:
@@ -100,8 +98,7 @@ class Updater:
 
     def load_facts(self, facts: Mapping[str, Any]) -> None:
         """Put back what `facts` returned."""
-        if facts["micro_sequences"]:
-            self.micro_sequences = self.reduced = min(self.micro_sequences, facts["micro_sequences"])
+        self.reduce_to(facts["micro_sequences"])
         self.num_skipped = facts["num_skipped"]
         if facts["scaler"]:
             self.accelerator.scaler.load_state_dict(facts["scaler"])
@@ -219,15 +216,8 @@ class Updater:
 
     def _halve(self, step: int) -> None:
         """Try again with half the micro-batch, the batch unchanged; every process at once."""
-        if self.micro_sequences == 1:
-            raise UsageError(
-                f"step {step + 1}: out of memory with one sequence of {self.train.length} tokens at a time; "
-                "shorten train.length, or set train.gradient_checkpointing"
-            )
+        self.halve(f"step {step + 1}", self.train.length, "set train.gradient_checkpointing")
         self.optimizer.zero_grad()
-        self.micro_sequences = self.reduced = -(-self.micro_sequences // 2)
-        tokens = self.micro_sequences * self.train.length
-        logger.warning("step %d: out of memory; micro-batches now have %d tokens", step + 1, tokens)
 
     def _leave_out(self, step: int, loss: float, grad_norm: float) -> None:
         """Make no update: raise, or go on while `skip_nonfinite` allows it."""
@@ -289,12 +279,3 @@ def seed_dropout(seed: int, device: torch.device) -> None:
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
-
-
-def micro_batches(num_slots: int, *, rank: int, num_processes: int, size: int) -> list[list[int]]:
-    """The slots of one process, at most `size` at a time. Every process gets as many micro-batches of the
-    same sizes, since sharded engines meet in each forward; where slots run out, PADDING stands in."""
-    share = -(-num_slots // num_processes)
-    mine = list(range(rank, num_slots, num_processes))
-    mine += [PADDING] * (share - len(mine))
-    return [mine[start : start + size] for start in range(0, share, size)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,18 +16,17 @@ from torch.distributed.tensor import DTensor
 
 from pe_study.data import IGNORED, Batch, Chunks, TokenizedSplit
 from pe_study.errors import UsageError
-from pe_study.training.updates import PADDING, micro_batches, to_device
+from pe_study.training.micro_batching import PADDING, MicroBatching, micro_batches
+from pe_study.training.updates import to_device
 
 if TYPE_CHECKING:
     from pe_study.recipe import Recipe
     from pe_study.training.stopping import StopRequest
 
-logger = logging.getLogger(__name__)
-
 NUM_TOKENS = 32768  # 512 chunks of the demo, 64 of length 512: a standard error near 0.01 nats
 
 
-class Validator:
+class Validator(MicroBatching):
     """Chunks spread evenly over the validation split, and a model's loss on them."""
 
     def __init__(self, recipe: Recipe, split: TokenizedSplit, accelerator: Accelerator) -> None:
@@ -38,7 +36,6 @@ class Validator:
         count = min(self.chunks.num_chunks, max(NUM_TOKENS // train.length, 1))
         self.indices = np.arange(count) * self.chunks.num_chunks // count
         self.micro_sequences = max((train.micro_batch_tokens or train.batch_tokens) // train.length, 1)
-        self.reduced: int | None = None  # to so many sequences, where memory ran out
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, stop: StopRequest | None = None) -> dict[str, float | None] | None:
@@ -49,7 +46,7 @@ class Validator:
         try:
             sums, stopped = self._pass(model, stop)
             while sums is None and not stopped:
-                self._halve()
+                self.halve("validation", self.length, "make the model smaller")
                 sums, stopped = self._pass(model, stop)
         finally:
             model.train()
@@ -98,16 +95,6 @@ class Validator:
                 f"exchanged\nset train.micro_batch_tokens to {tokens}: the run goes on"
             )
         return None
-
-    def _halve(self) -> None:
-        if self.micro_sequences == 1:
-            raise UsageError(
-                f"validation: out of memory with one sequence of {self.length} tokens at a time; "
-                "shorten train.length, or make the model smaller"
-            )
-        self.micro_sequences = self.reduced = -(-self.micro_sequences // 2)
-        tokens = self.micro_sequences * self.length
-        logger.warning("validation: out of memory; its micro-batches now have %d tokens", tokens)
 
     def _micro_batches(self) -> list[list[int]]:
         return micro_batches(
