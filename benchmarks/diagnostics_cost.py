@@ -25,7 +25,7 @@ def measure(way: str, source: str, text: str, length: int, step: str) -> dict[st
     import pe_study
     from pe_study.evaluators import diagnostics
     from pe_study.kernels.statistics import Bins
-    from pe_study.training.engine import peak_memory_bytes, reset_peak_memory
+    from pe_study.memory import peak_memory_bytes, reset_peak_memory
 
     model, tokenizer = pe_study.load_causal_lm(source)
     ids = tokenizer(Path(text).read_text(encoding="utf-8")[: 12 * length])["input_ids"][:length]

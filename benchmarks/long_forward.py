@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
 from typing import Any
-
-import psutil
 
 SIZES = {"num_layers": 4, "d_model": 128, "num_heads": 4, "num_kv_heads": 4, "d_ff": 384}
 
@@ -29,6 +26,7 @@ def measure(encoding: str, length: int, repeats: int) -> dict[str, Any]:
     """One encoding at one length, in this process."""
     import torch
 
+    from pe_study.memory import held_bytes, peak_memory_bytes, reset_peak_memory
     from pe_study.model import PEStudyConfig, PEStudyForCausalLM
 
     config = PEStudyConfig(
@@ -39,12 +37,13 @@ def measure(encoding: str, length: int, repeats: int) -> dict[str, Any]:
     seconds = []
     with torch.no_grad():
         model(ids[:, :600], logits_to_keep=1, use_cache=False)
-        before = psutil.Process().memory_info().rss
+        before = held_bytes()
+        reset_peak_memory(model.device)
         for _ in range(repeats):
             start = time.perf_counter()
             model(ids, logits_to_keep=1, use_cache=False)
             seconds.append(time.perf_counter() - start)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_memory_bytes(model.device)
     return {
         "encoding": encoding,
         "length": length,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import multiprocessing
 import platform
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,13 +17,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
-import psutil
 import torch
 
 from pe_study import costs
 from pe_study.attention import KERNELS
-from pe_study.errors import UsageError, did_you_mean
-from pe_study.workloads import PEERS, Sizes, Workload, build, step_of
+from pe_study.errors import PEStudyError, UsageError, did_you_mean
+from pe_study.memory import held_bytes, peak_memory_bytes, reset_peak_memory
+from pe_study.workloads import PEERS, Sizes, Workload, build, is_installed, step_of
 
 PHASES = ("train", "eval")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -68,9 +67,20 @@ def plan(
         for length in lengths:
             base = Workload("", phase, length, "auto", batch_tokens, sizes, device, dtype)
             group = [replace(base, name=name, kernel=kernel) for name in names for kernel in kernels]
-            group += [replace(base, name=peer) for peer in PEERS if peers]
+            group += [replace(base, name=peer) for peer in PEERS if peers and is_installed(peer)]
             workloads += group + [replace(workload, compiled=True) for workload in group if compiled]
+    _refuse_misfits(workloads)
     return workloads
+
+
+def _refuse_misfits(workloads: Iterable[Workload]) -> None:
+    """UsageError where an encoding does not take these sizes; nothing is allocated."""
+    for workload in {workload.name: workload for workload in workloads if not workload.is_peer}.values():
+        try:
+            with torch.device("meta"):
+                build(replace(workload, sizes=replace(workload.sizes, num_layers=1), device="meta"))
+        except (PEStudyError, ValueError) as refusal:
+            raise UsageError(f"bench: {workload.name} in these --sizes: {refusal}") from None
 
 
 def _refuse_unknown(kind: str, names: Iterable[str], accepted: Iterable[str]) -> None:
@@ -130,8 +140,6 @@ def _measure(group: list[Workload], rounds: int) -> tuple[list[dict[str, Any]], 
             start = time.perf_counter()
             step()
             taken.append(time.perf_counter() - start)
-    titles = [workload.title for workload in group]
-    references = {"rope": "rope", **{peer: peer for peer in PEERS}}
     rows = []
     for workload, model, taken in zip(group, models, seconds, strict=True):
         row: dict[str, Any] = {
@@ -149,12 +157,21 @@ def _measure(group: list[Workload], rounds: int) -> tuple[list[dict[str, Any]], 
             "tokens_per_second": workload.num_tokens / statistics.median(taken),
             "rounds": rounds,
         }
-        for reference in references:
-            if reference in titles:
-                ratios = sorted(b / a for a, b in zip(taken, seconds[titles.index(reference)], strict=True))
+        for reference in ("rope", *PEERS):
+            found = _reference(reference, workload, group)
+            if found is not None:
+                ratios = sorted(b / a for a, b in zip(taken, seconds[found], strict=True))
                 row[f"ratio_to_{reference}"] = _spread(ratios)
         rows.append(row)
     return rows, ceiling
+
+
+def _reference(name: str, workload: Workload, group: list[Workload]) -> int | None:
+    """Where in the group the uncompiled workload `name` stands: of the workload's own kernel, where several
+    were measured; None where there is none."""
+    places = [i for i, other in enumerate(group) if other.name == name and not other.compiled]
+    own = [i for i in places if group[i].kernel == workload.kernel]
+    return next(iter(own or places), None)
 
 
 @contextmanager
@@ -170,9 +187,8 @@ def _compiling(models: int) -> Iterator[None]:
             yield
         except torch._dynamo.exc.BackendCompilerFailed as error:
             reason = str(error).splitlines()[0]
-            raise UsageError(
-                f"bench: torch.compile failed ({reason}); leave out --compile or install g++"
-            ) from None
+            remedy = "install g++ or leave out --compile" if "C++" in str(error) else "leave out --compile"
+            raise UsageError(f"bench: torch.compile failed ({reason}); {remedy}") from None
 
 
 def _spread(ratios: list[float]) -> dict[str, float]:
@@ -219,13 +235,13 @@ def peak_memory(workload: Workload) -> int:
 def _peak_memory_here(workload: Workload, threads: int) -> int:
     torch.set_num_threads(threads)
     build(replace(workload, sizes=Sizes(1, 8, 1, 1, 8, 8)))  # imports what building imports
-    before = psutil.Process().memory_info().rss  # its peak so far counts what imports took and gave back
+    device = torch.device(workload.device)
+    before = 0 if workload.device == "cuda" else held_bytes()
+    reset_peak_memory(device)
     step = step_of(workload, build(workload))
     step()
     step()
-    if workload.device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    return peak_memory_bytes(device) - before
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import cast
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from pe_study.configuration import PEStudyConfig
-from pe_study.errors import UsageError
 
 PEERS = ("LlamaForCausalLM", "x-transformers")
 
@@ -59,6 +59,13 @@ class Workload:
         return self.num_sequences * self.length
 
 
+def is_installed(peer: str) -> bool:
+    """Whether a peer's package is there: that of LlamaForCausalLM always is."""
+    return (
+        importlib.util.find_spec({"x-transformers": "x_transformers"}.get(peer, "transformers")) is not None
+    )
+
+
 def build(workload: Workload) -> nn.Module:
     """The model of a workload, on its device, ready for its phase."""
     torch.manual_seed(0)
@@ -97,10 +104,8 @@ def _config(workload: Workload, encoding: str) -> PEStudyConfig:
 
 
 def _x_transformers(workload: Workload) -> nn.Module:
-    try:
-        from x_transformers import Decoder, TransformerWrapper
-    except ImportError:
-        raise UsageError("bench: --peers needs x-transformers: pip install 'pe-study[bench]'") from None
+    from x_transformers import Decoder, TransformerWrapper
+
     sizes = workload.sizes
     decoder = Decoder(
         dim=sizes.d_model,

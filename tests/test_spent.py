@@ -12,8 +12,8 @@ from tiny import tiny_recipe
 
 from pe_study import kept, runs, snapshots
 from pe_study.errors import Interrupted
+from pe_study.memory import peak_memory_bytes, reset_peak_memory
 from pe_study.train import train_study
-from pe_study.training.engine import peak_memory_bytes, reset_peak_memory
 from pe_study.training.spent import Spent
 
 
@@ -66,7 +66,7 @@ def test_peak_memory_is_that_of_the_run_alone() -> None:
 def test_without_proc_the_peak_is_that_of_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pe_study.training.engine.PROCESS", tmp_path / "nowhere")
+    monkeypatch.setattr("pe_study.memory.PROCESS", tmp_path / "nowhere")
     reset_peak_memory(torch.device("cpu"))
     assert peak_memory_bytes(torch.device("cpu")) > 2**25
 

@@ -151,11 +151,14 @@ def test_bench_files_alone_are_a_page(tmp_path: Path) -> None:
     cuda = bench(tmp_path / "gpu", (64,), device="cuda", peak_memory_bytes=None)
     text, summary = built(tmp_path, [bench(tmp_path / "a"), cuda / "bench.json"])
     assert summary["benches"] == ["a", "gpu"]
-    assert "CUDA is unmeasured" in summary["findings"][0]
-    assert (
-        "CUDA is unmeasured" not in [said for said in summary["findings"] if said.startswith("Measured")][1]
-    )
+    where = [said for said in summary["findings"] if "Measured on" in said]
+    assert where[0].startswith("a: Measured on")
+    assert "CUDA is unmeasured" in where[0]
+    assert where[1].startswith("gpu: Measured on")
+    assert "CUDA is unmeasured" not in where[1]
+    assert all(said.startswith(("a: ", "gpu: ")) for said in summary["findings"])
     assert "not known" not in text
+    assert "perplexity" not in text  # nothing to choose a unit for
 
 
 def test_bench_files_of_one_name_keep_apart(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def bench(
     from pe_study.commands.listing import KERNELS
     from pe_study.files import write_json, write_text
     from pe_study.runs import check_output, claim_folder
-    from pe_study.workloads import Sizes
+    from pe_study.workloads import PEERS, Sizes, is_installed
 
     workloads = benches.plan(
         encodings or known.available(),
@@ -128,6 +128,8 @@ def bench(
         device=device,
         dtype=dtype,
     )
+    if peers and (absent := [peer for peer in PEERS if not is_installed(peer)]):
+        terminal.note(f"without {', '.join(absent)}: pip install 'pe-study[bench]'")
     if output:
         check_output(output, ours=("bench.json",))
     result = benches.run(workloads, rounds=rounds, memory=memory, progress=terminal.note)

@@ -32,9 +32,9 @@ def looks_of(bench: BenchFile) -> dict[str, Look]:
     rows = bench.rows
     own = rows[~rows["encoding"].isin(list(PEERS))]
     found = palette.looks(zip(own["name"], own["encoding"], strict=True))
-    for name, peer in rows.loc[rows["encoding"].isin(list(PEERS)), ["name", "encoding"]].to_numpy():
-        look = PEERS[peer]
-        found[name] = look if name == peer else replace(look, dash=(0, (1, 2)))
+    for peer, look in PEERS.items():
+        for name in rows.loc[rows["encoding"] == peer, "name"].unique():
+            found[name] = look if name == peer else replace(look, dash=(0, (1, 2)))
     return found
 
 
@@ -58,6 +58,7 @@ def speed_figure(bench: BenchFile, name: str) -> Figure | None:
         return None
     phases = [phase for phase in PHASES if any(phase == of for _, of in panels)]
     lengths = sorted({int(length) for length in rows["length"]})
+    memory = "; memory: peak of a process that does this alone" * any("memory" in of for of, _ in panels)
 
     def draw(canvas: Canvas) -> None:
         across = 1 if canvas.narrow else len(phases)
@@ -80,8 +81,7 @@ def speed_figure(bench: BenchFile, name: str) -> Figure | None:
     return Figure(
         name=f"bench-{slug(name)}",
         title=f"Speed and memory ({name})",
-        caption=f"{_where(bench)} Median over turns; memory: peak of a process that does this alone. "
-        f"{_sizes(rows)}",
+        caption=f"{_where(bench)} Median over turns{memory}. {_sizes(rows)}",
         alt="; ".join(_alternative(rows, phase) for phase in phases),
         table=rows,
         draw=draw,

@@ -123,6 +123,15 @@ def sentences(bench: BenchFile) -> list[str]:
     return said
 
 
+def sentences_of(benches: Sequence[tuple[str, BenchFile]]) -> list[str]:
+    """The sentences of several bench files, each under the name of its file where there are others."""
+    return [
+        f"{name}: {sentence}" if len(benches) > 1 else sentence
+        for name, bench in benches
+        for sentence in sentences(bench)
+    ]
+
+
 @dataclass(frozen=True)
 class Ratio:
     """How much faster than a reference: the median over turns, the lowest and the highest."""

@@ -25,7 +25,7 @@ from pe_study.reporting import (
     progress,
     rates,
 )
-from pe_study.reporting.bench_files import sentences
+from pe_study.reporting.bench_files import sentences_of
 from pe_study.reporting.captions import listed
 from pe_study.reporting.cautions import cautions
 from pe_study.reporting.findings import findings
@@ -143,7 +143,7 @@ def _findings(material: Material) -> list[str]:
     if material.studies:
         said = findings(material.verdicts, material.curves)
         return [*said, *rates.sentences(material.comparisons, material.studies, material.rows)]
-    return [sentence for _, bench in material.benches for sentence in sentences(bench)]
+    return sentences_of(material.benches)
 
 
 def _looks(studies: Sequence[Study], curves: pd.DataFrame) -> dict[str, Look]:
@@ -171,6 +171,9 @@ def _lengths(curves: pd.DataFrame) -> list[int]:
 
 
 def _metrics(curves: pd.DataFrame) -> list[str]:
+    """What a reader chooses from; one where nothing is drawn in either."""
+    if curves.empty:
+        return ["nll"]
     finite = curves[np.isfinite(curves["nll"])]
     bytes_known = len(finite) > 0 and bool(finite["bits_per_byte"].notna().all())
     return [name for name in tables.METRICS if name != "bits_per_byte" or bytes_known]

@@ -6,7 +6,7 @@ import pandas as pd
 
 from pe_study import tables
 from pe_study.reporting import bench_figures, charts, page_tables
-from pe_study.reporting.bench_files import sentences
+from pe_study.reporting.bench_files import sentences_of
 from pe_study.reporting.page_parts import Material, Section
 
 
@@ -58,8 +58,9 @@ def _without_one_study(frame: pd.DataFrame) -> pd.DataFrame:
 def bench(material: Material) -> Section:
     """Speed and memory as `pe-study bench` measured them."""
     section = Section("cost", "Cost")
+    if material.studies:
+        section.notes += sentences_of(material.benches)
     for name, file in material.benches:
-        section.notes += sentences(file) if material.studies else []
         if material.wants("cost"):
             section.add(bench_figures.speed_figure(file, name))
             section.add(bench_figures.ratio_figure(file, name))

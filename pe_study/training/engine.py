@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import resource
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 AGREED = "agreed"  # of an error: every process raises it
-PROCESS = Path("/proc/self")
 
 
 def check_engine(recipe: Recipe, selected: Sequence[RunSpec]) -> None:
@@ -189,30 +185,6 @@ def release() -> None:
     reset_compilations()
     if torch.cuda.is_available():
         clear_device_cache(garbage_collection=True)
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Let `peak_memory_bytes` begin anew. Off Linux it cannot: there it is the peak of the whole process."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with contextlib.suppress(OSError):
-        (PROCESS / "clear_refs").write_text(
-            "5", encoding="utf-8"
-        )  # proc(5): the peak is what is resident now
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory this process held since `reset_peak_memory`: on its GPU, else resident."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    with contextlib.suppress(OSError):
-        found = re.search(
-            r"^VmHWM:\s*(\d+) kB", (PROCESS / "status").read_text(encoding="utf-8"), re.MULTILINE
-        )
-        if found:
-            return int(found[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def device_name(accelerator: Accelerator) -> str:

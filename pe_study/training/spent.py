@@ -8,7 +8,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from pe_study.training.engine import peak_memory_bytes, reset_peak_memory
+from pe_study.memory import peak_memory_bytes, reset_peak_memory
 
 
 class Spent:
