@@ -21,6 +21,7 @@ from pe_study.kernels.sdpa import sdpa
 
 Kernel = Literal["auto", "eager", "sdpa", "flex", "flash"]
 KERNELS = ("eager", "sdpa", "flex", "flash")
+FLASH_WIDTH = 256  # the widest head of FlashAttention
 
 
 def resolve(
@@ -46,7 +47,7 @@ def resolve(
         or (name == "flex" and not encoding.has_value_term)
         or (
             name == "flash"
-            and _flash_fits(device, dtype)
+            and _flash_fits(device, dtype, encoding)
             and (not biased or (consecutive and _flash_adds_bias(encoding)))
             and mask_kind == "causal"
         )
@@ -66,8 +67,10 @@ def resolve(
     return "flex" if masked and "flex" in can else "sdpa"
 
 
-def _flash_fits(device: torch.device, dtype: torch.dtype) -> bool:
+def _flash_fits(device: torch.device, dtype: torch.dtype, encoding: Encoding) -> bool:
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    if encoding.dims.head_dim > FLASH_WIDTH:
         return False
     # FlashAttention is there from Ampere on; without a GPU the question is what one would run.
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
@@ -79,7 +82,6 @@ def _flash_adds_bias(encoding: Encoding) -> bool:
         flash_attn_func() is not None
         and encoding.distance_slopes(torch.device("cpu")) is not None
         and not encoding.rescale.logn
-        and encoding.dims.head_dim <= 256
     )
 
 

@@ -293,8 +293,8 @@ def vocabulary_size(model: Any) -> int | None:
     return getattr(table, "num_embeddings", None)
 
 
-def resolved_kernel(model: Any) -> str:
-    """The attention kernel that runs."""
+def resolved_kernel(model: Any, mask_kind: str = "causal", *, consecutive: bool = True) -> str:
+    """The attention kernel that runs under such a mask, with positions that follow from indices or not."""
     if hasattr(model, "resolved_kernel"):
-        return model.resolved_kernel(model.device)
+        return model.resolved_kernel(model.device, mask_kind, consecutive=consecutive)
     return str(getattr(model.config, "_attn_implementation", "unknown"))

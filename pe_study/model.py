@@ -63,12 +63,14 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def draw_weights(self) -> None:
-        """Every matrix ~ N(0, initializer_range), from its own generator seeded by (seed, name).
+        """Every matrix, and all that an encoding adds, ~ N(0, initializer_range), from its own generator
+        seeded by (seed, name); norms stay ones.
 
         Two models that share a weight's name, shape and seed share its values bit for bit.
         """
+        position = {name for name, _ in self.position_parameters()}
         for name, parameter in self.named_parameters():
-            if parameter.ndim < 2 or parameter.is_meta:
+            if parameter.is_meta or (parameter.ndim < 2 and name not in position):
                 continue
             digest = hashlib.sha256(f"{self.config.seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -147,12 +149,19 @@ class PEStudyForCausalLM(PreTrainedModel, GenerationMixin):
         device: torch.device | str | None = None,
         mask_kind: str = "causal",
         dtype: torch.dtype | None = None,
+        *,
+        consecutive: bool = True,
     ) -> str:
         """The kernel that runs on `device` (None: where the model is) in `dtype` (None: the weights';
-        autocast's where it is on)."""
+        autocast's where it is on). `consecutive` is that of `At`."""
         where = self.device if device is None else torch.device(device)
         return attention.resolve(
-            self.config.kernel, where, dtype or self.dtype, self.first_encoding, mask_kind
+            self.config.kernel,
+            where,
+            dtype or self.dtype,
+            self.first_encoding,
+            mask_kind,
+            consecutive=consecutive,
         )
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None) -> None:

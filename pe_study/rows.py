@@ -18,6 +18,7 @@ from pe_study.files import replacing
 RESULTS, RETRIEVAL, OVER_TRAINING = "results.parquet", "retrieval.parquet", "over_training.parquet"
 DIAGNOSTICS = "diagnostics.parquet"
 LATE = "nonoverlapping-late"  # the part of nonoverlapping that exact-context draws from, for decompositions
+QUANTISED_CHUNK = 256  # inputs a pass under an 8-bit cache: what lies further back is read quantised
 NO_CONTROL = "none"  # `control` of a plain measurement; else such as `far_context=shuffled`
 
 # pandas' nullable types: a number that is unknown is null, never 0 and never a NaN that looks computed.

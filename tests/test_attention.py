@@ -13,7 +13,7 @@ from torch import Tensor
 from variants import HEAD_DIM, HEADS, Variant, all_variants, draw_ids
 
 from pe_study import attention
-from pe_study.encodings.base import At, Encoding
+from pe_study.encodings.base import At, Dimensions, Encoding
 from pe_study.errors import UsageError
 from pe_study.kernels import fused
 from pe_study.kernels import sdpa as sdpa_kernels
@@ -94,6 +94,42 @@ def test_behind_a_cache(variant: Variant, queries: int, keys: int, groups: int) 
         for kernel in ("sdpa",) if encoding.has_value_term else ("sdpa", "flex"):
             found = attention.attend(*qkv, scoring(encoding, qkv[0], keys), kernel)[0]
             assert (found - expected).abs().max() < CLOSE, kernel
+
+
+@pytest.mark.parametrize("factor", [0.5, 2])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 40), (40, 40), (300, 300), (301, 301), (7, 300)])
+@pytest.mark.parametrize("name", ["nope", "alibi", "t5"])
+def test_rotated_queries_may_have_a_width_of_their_own(
+    name: str, queries: int, keys: int, factor: float
+) -> None:
+    """`rotate` returns (B, H, T, E): E is not the width of the values."""
+    q, k, v = draw(queries, keys, 2)
+    width = int(HEAD_DIM * factor)
+    qkv = [x.detach()[..., :1].repeat(1, 1, 1, width).cos().requires_grad_() for x in (q, k)] + [v]
+    encoding = Variant(name).encoding()
+    segments = Segments(*((torch.arange(n) < 5).long().expand(2, -1) for n in (queries, keys)))
+    for own in (None, segments) if queries == keys else (None,):
+        found, exact = (outcome(encoding, qkv, kernel, own) for kernel in ("sdpa", "eager"))
+        assert found[0].shape == (2, HEADS, queries, HEAD_DIM)
+        assert_agree(found, exact)
+
+
+class TableBias(Encoding):
+    """A learned number a distance, of no more distances than positions."""
+
+    def __init__(self, dims: Dimensions) -> None:
+        super().__init__(dims)
+        self.table = torch.nn.Parameter(torch.randn(dims.max_positions, dims.num_heads))
+
+    def distance_bias(self, distance: Tensor) -> Tensor:
+        return self.table[distance.clamp(min=0)].movedim(-1, 0)
+
+
+@pytest.mark.parametrize("length", [40, 300])
+def test_a_bias_is_asked_for_no_distance_that_cannot_occur(length: int) -> None:
+    encoding = TableBias(Dimensions(HEADS * HEAD_DIM, HEADS, HEAD_DIM, length, length))
+    qkv = draw(length, length, 2)
+    assert_agree(outcome(encoding, qkv, "sdpa"), outcome(encoding, qkv, "eager"))
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "flex"])
@@ -392,9 +428,12 @@ def test_without_flash_attn_alibi_runs_in_flex() -> None:
         attention.resolve("flash", cuda, torch.bfloat16, alibi, "causal")
 
 
-def test_gpus_before_ampere_have_no_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_before_ampere_and_wide_heads_have_no_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     cuda, rope = torch.device("cuda"), Variant("rope").encoding()
+    wide = Variant("rope").encoding(head_dim=512)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert attention.resolve("auto", cuda, torch.float16, wide, "causal") == "sdpa"
     for capability, kernel in (((7, 5), "sdpa"), ((8, 0), "flash"), ((9, 0), "flash")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, of=capability: of)
         assert attention.resolve("auto", cuda, torch.float16, rope, "causal") == kernel

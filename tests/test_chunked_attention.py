@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pe_study.kernels.chunked import Layout, attend_in_chunks
+from pe_study.kernels.blocks import Layout
+from pe_study.kernels.chunked import attend_in_chunks
 from pe_study.kernels.scoring import Segments
 
 
@@ -107,16 +108,16 @@ def test_inputs_are_left_as_they_were() -> None:
 
 def test_a_bias_is_never_copied_into_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mask that the fused kernel gets is a view of one vector: C x S numbers of C + S - 1 in memory."""
-    from pe_study.kernels import chunked
+    from pe_study.kernels import blocks
 
     masks: list[Tensor] = []
-    fused = chunked._fused
+    fused = blocks._fused
 
     def spy(*args: object, attn_mask: Tensor, **options: object) -> object:
         masks.append(attn_mask)
         return fused(*args, attn_mask=attn_mask, **options)
 
-    monkeypatch.setattr(chunked, "_fused", spy)
+    monkeypatch.setattr(blocks, "_fused", spy)
     q, k, v = (draw(1, 2, 64, 4, seed=i).float() for i in range(3))
     attend_in_chunks(q, k, v, draw(2, 64).float(), None, None, Layout(0.5, 0, 0, 16))
     assert len(masks) == 4

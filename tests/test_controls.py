@@ -19,6 +19,7 @@ from transformers import (
 )
 from variants import TRAIN_LENGTH, Variant, all_variants, draw_ids, in_pieces
 
+from pe_study import attention
 from pe_study.checkpoints import cache_name, open_checkpoint, resolved_kernel
 from pe_study.errors import PlanError, RescaleError
 from pe_study.evaluators import controls, diagnostics
@@ -100,11 +101,11 @@ def test_a_window_in_the_chunked_kernels_is_that_of_eager(name: str) -> None:
 
 def test_chunks_skip_the_keys_that_a_window_hides() -> None:
     """Work follows the window: case of 16 chunks, none holds more than its own and W - 1 keys."""
-    from pe_study.kernels.chunked import Layout, _chunks
+    from pe_study.kernels.blocks import Layout, chunks
 
-    chunks = _chunks(1024, 1024, Layout(1.0, 0, 0, 64, reach=32))
-    assert max(chunk.num_keys for chunk in chunks) == 64 + 32 - 1
-    assert [chunk.num_keys for chunk in _chunks(1024, 1024, Layout(1.0, 0, 0, 512))] == [512, 1024]
+    seen = chunks(1024, 1024, Layout(1.0, 0, 0, 64, reach=32))
+    assert max(chunk.num_keys for chunk in seen) == 64 + 32 - 1
+    assert [chunk.num_keys for chunk in chunks(1024, 1024, Layout(1.0, 0, 0, 512))] == [512, 1024]
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "shaw", "learned"])
@@ -136,6 +137,44 @@ def test_shuffling_positions_does_nothing_where_there_are_none() -> None:
     plain = Scorer(model).nll(ids.numpy(), ids.numpy())
     shuffled = Scorer(under(model, controls.SHUFFLE)).nll(ids.numpy(), ids.numpy())
     np.testing.assert_allclose(shuffled, plain, atol=1e-6)
+
+
+@pytest.mark.parametrize("control", ["none", f"attention_window={WINDOW}", controls.SHUFFLE])
+@torch.no_grad()
+def test_the_kernel_that_is_told_is_the_one_that_runs(control, monkeypatch) -> None:
+    """Layers and rows ask for it alike, whatever a control changes of mask and positions."""
+    model, ids, asked = Variant("alibi").model(), draw_ids(1, TRAIN_LENGTH), []
+    resolve = attention.resolve
+
+    def spy(kernel, device, dtype, encoding, mask_kind, *, consecutive=True):
+        asked.append((kernel, device, dtype, mask_kind, consecutive))
+        return resolve(kernel, device, dtype, encoding, mask_kind, consecutive=consecutive)
+
+    monkeypatch.setattr(attention, "resolve", spy)
+    Scorer(under(model, control)).nll(ids.numpy(), ids.numpy())
+    ran = set(asked)
+    asked.clear()
+    controls.resolved_kernel(model, control)
+    assert set(asked) == ran and len(ran) == 1
+
+
+def test_under_shuffled_positions_slopes_are_not_those_of_flash_attn(tmp_path, monkeypatch) -> None:
+    """Told and refused before anything runs; kernels that add no bias run under any positions."""
+    monkeypatch.setattr(attention, "flash_attn_func", lambda: attention.flash)
+    cuda, half = torch.device("cuda"), torch.bfloat16
+    model = Variant("alibi").model()
+    assert model.resolved_kernel(cuda, dtype=half) == "flash"
+    assert model.resolved_kernel(cuda, dtype=half, consecutive=False) == "flex"
+    for name in ("alibi", "rope"):
+        Variant(name).model().save_pretrained(tmp_path / name)
+        subject = checkpoint_subject(str(tmp_path / name), {"dtype": "bfloat16"})
+        subject.checkpoint.check_kernel("flash", cuda)
+        controls.check(subject, controls.SHUFFLE, "auto", cuda)
+        if name == "rope":
+            controls.check(subject, controls.SHUFFLE, "flash", cuda)
+            continue
+        with pytest.raises(PlanError, match=r"^shuffle_positions: kernel flash cannot run ALiBi[^\n]*$"):
+            controls.check(subject, controls.SHUFFLE, "flash", cuda)
 
 
 def after(model, ids, start):

@@ -12,7 +12,7 @@ import torch
 from tiny import tiny_recipe
 from transformers import AutoModelForCausalLM, FalconConfig, GPT2Config, LlamaConfig
 
-from pe_study import cli, rows, tables
+from pe_study import attention, cli, rows, tables
 from pe_study.commands import listing
 from pe_study.errors import CheckpointError, DataError, PlanError, RescaleError, UsageError
 from pe_study.evaluators import evaluation
@@ -103,6 +103,24 @@ def test_summary_is_strict_json_in_lm_eval_s_shape(results, study):
     assert [note["factor"] for note in notes] == [1.0, 2.0, 4.0]
     assert all(note["kept"] + note["blended"] + note["interpolated"] == 4 for note in notes)
     assert summary["notes"]["documents"]["kept"] == 3
+
+
+def test_rows_name_the_kernel_that_runs_under_a_control(study, tmp_path, monkeypatch):
+    """And the mask it runs under: a control may ask for another kernel than the plain model."""
+
+    def chosen(kernel, device, dtype, encoding, mask_kind, *, consecutive=True):
+        return "sdpa" if mask_kind == "causal" and consecutive else "eager"
+
+    monkeypatch.setattr(attention, "resolve", chosen)
+    plan = plan_of(rescales=["none"], attention_window="0.5x", shuffle_positions=True)
+    evaluate("tiny", plan, runs_root=study, output=tmp_path, only={"encoding": "rope"})
+    frame = rows.read_rows(tmp_path)
+    found = frame[["control", "kernel", "mask_kind"]].drop_duplicates()
+    assert sorted(found.itertuples(index=False, name=None)) == [
+        ("attention_window=8", "eager", "window"),
+        ("none", "sdpa", "causal"),
+        ("shuffle_positions", "eager", "causal"),
+    ]
 
 
 def test_finished_cells_are_not_measured_again(results, study, monkeypatch):

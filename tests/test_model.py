@@ -220,6 +220,18 @@ def test_parameter_groups_hold_every_parameter_once(name: str) -> None:
     assert id(model.embedding.weight) in {id(p) for p in by_name["no_decay"]["params"]}
 
 
+def test_an_encodings_vectors_are_drawn_like_its_matrices() -> None:
+    """An inventor's `torch.empty(num_heads)` is not trained from what was in memory; norms stay ones."""
+    models = [Variant("nope").model(), Variant("nope").model()]
+    for model in models:
+        model.encoding.register_parameter("rate", torch.nn.Parameter(torch.full((4,), torch.nan)))
+        model.draw_weights()
+    first, second = (model.encoding.rate for model in models)
+    assert torch.equal(first, second)
+    assert 0 < first.abs().max() < 5
+    assert bool((models[0].layers[0].mlp_norm.weight == 1).all())
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # the compiler's own
 @pytest.mark.parametrize("name", NAMES)
@@ -228,12 +240,12 @@ def test_compiled_equals_eager_at_growing_lengths(name: str) -> None:
     """case 60: lengths that grow do not compile again and again; results are those of the plain model."""
     from pe_study.kernels import fused
 
-    model = Variant(name).model()
+    model = Variant(name).model(length=64)
     fused.reset_compilations()
     compiled = torch.compile(model, dynamic=True)
     for length in (17, 24, 33, 40, 64):
         ids = draw_ids(2, length)
         found = compiled(ids, use_cache=False).logits
         assert (found - model(ids, use_cache=False).logits).abs().max() < 1e-4
-    assert fused.compilations() <= 16
+    assert fused.compilations() == 1
     fused.reset_compilations()

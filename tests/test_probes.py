@@ -90,11 +90,23 @@ def test_controls_of_an_earlier_call_stay_on_lines_of_their_own(results, study) 
 
 
 def test_the_cost_of_an_8_bit_cache_is_that_of_plain_cells() -> None:
-    cell = {"run": "r", "rescale": "none", "protocol": "prefix", "length": 32}
+    cell = {"run": "r", "rescale": "none", "protocol": "prefix", "length": 512}
     costs = [{**cell, "difference": 0.01}, {**cell, "control": "none", "difference": 0.02}]
     costs.append({**cell, "control": "shuffle_positions", "difference": 0.5})
     assert "at most +0.0200 nats a token over 2 cells" in (findings.cache_sentence(costs) or "")
     assert findings.cache_sentence(costs[2:]) is None
+
+
+def test_windows_of_one_pass_say_nothing_of_an_8_bit_cache() -> None:
+    """They read no quantised key; neither does `truncation` that cuts long contexts to as few tokens."""
+    cell = {"run": "r", "rescale": "none", "protocol": "prefix", "difference": 0.9}
+    short = [{**cell, "length": 256}, {**cell, "rescale": "truncation", "length": 512, "window": 256}]
+    read = [{**cell, "length": 257, "difference": 0.01}, {**cell, "length": 512, "difference": 0.02}]
+    told = findings.cache_sentence([*short, *read]) or ""
+    assert "at most +0.0200 nats a token over 2 cells" in told and "length 512)" in told
+    told = findings.cache_sentence(short) or ""
+    assert told.endswith("no window was read through the cache: up to 256 tokens are one pass.")
+    assert "adds" not in told
 
 
 def test_what_lies_within_the_window_is_scored_as_without_it(results) -> None:

@@ -108,6 +108,43 @@ def test_an_8_bit_cache_reads_alike_in_any_batch(tmp_path):
     assert not np.array_equal(found[0], exact)
 
 
+def test_windows_of_one_pass_read_no_quantised_key(tmp_path):
+    """The constant that sentences go by is where numbers begin to differ."""
+    model, _ = load_causal_lm(str(llama_folder(tmp_path / "llama")))
+    documents = read_documents([np.random.default_rng(0).integers(0, 256, 600)], None)
+    for length, exact in ((rows.QUANTISED_CHUNK, True), (rows.QUANTISED_CHUNK + 1, False)):
+        job = Job.build(documents, protocol("prefix"), length, longest=length)
+        readings = [Reading(cache=cache) for cache in ("full", "fp8")]
+        full, eighth = (next(perplexity.losses(job, model, reading))[1] for reading in readings)
+        assert np.array_equal(full, eighth) == exact
+
+
+def test_cells_that_read_no_quantised_key_are_not_counted(tmp_path):
+    """Short windows, and those that truncation cuts to the training length (32)."""
+    source, text = str(llama_folder(tmp_path / "llama")), tmp_path / "a.txt"
+    text.write_text("a line of words, and some more of them. " * 30, encoding="utf-8")
+    plan = plan_of(
+        corpus=str(text),
+        lengths=[64, 512],
+        protocols=["prefix", {"name": "fixed-target", "num_targets": 40}],
+        rescales=["none"],
+        num_documents=1,
+        truncation=True,
+    )
+    for lengths, said in (
+        ("[64, 512]", "nats a token over 2 cells that"),
+        ("[64, 256]", "no window was read through the cache: up to 256 tokens are one pass."),
+    ):
+        for cache in ("full", "fp8"):
+            chosen = plan.with_overrides([f"lengths={lengths}", f"cache={cache}"])
+            folder = evaluate(source, chosen, runs_root=tmp_path, output=tmp_path / lengths)
+        costs = runs.read_json(folder / "results.json")["notes"]["cache_costs"]
+        assert len(costs) == 8
+        cut = {cost["protocol"]: cost["window"] for cost in costs if cost["rescale"] == "truncation"}
+        assert cut == {"prefix": 32, "fixed-target": 40}
+        assert said in listing.results(folder)
+
+
 def test_the_cost_of_an_8_bit_cache_is_told(tmp_path):
     source = str(llama_folder(tmp_path / "llama"))
     text = tmp_path / "a.txt"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pe_study import attention
-from pe_study.checkpoints import DTYPES
+from pe_study import attention, checkpoints
 from pe_study.errors import PlanError, UsageError
+from pe_study.kernels.scoring import Mask
 from pe_study.loading import hf_attention, hf_rope, load_checks
 from pe_study.model import PEStudyForCausalLM
 from pe_study.plan import Plan
@@ -40,12 +40,11 @@ def check(subject: Subject, control: str, kernel: str, device: torch.device | No
     checkpoint, name = subject.checkpoint, control.partition("=")[0]
     config = checkpoint.config
     if checkpoint.is_ours:
-        if name == WINDOW:
-            where, encoding = device or torch.device("cpu"), config.build_encoding()
-            try:
-                attention.resolve(kernel, where, DTYPES[checkpoint.dtype], encoding, "window")
-            except UsageError as refused:
-                raise PlanError(f"{name}: {refused}") from None
+        where, dtype = device or torch.device("cpu"), checkpoints.DTYPES[checkpoint.dtype]
+        try:
+            attention.resolve(kernel, where, dtype, config.build_encoding(), **_attends(control))
+        except UsageError as refused:
+            raise PlanError(f"{name}: {refused}") from None
         return
     if name == WINDOW and not hf_attention.goes_through_interface(config):
         raise PlanError(f"{name}: {subject.name}: {hf_attention.refusal(config.model_type)}")
@@ -72,11 +71,30 @@ def check_effect(subject: Subject, model: Any) -> None:
         raise PlanError(f"{SHUFFLE}: {subject.name}: {_ignored(model.config)}")
 
 
+def mask_kind(control: str) -> str:
+    """The mask of a call under a control, as rows name it."""
+    return Mask(window=_window(control)).kind
+
+
+def resolved_kernel(model: Any, control: str) -> str:
+    """The attention kernel that runs under a control."""
+    return checkpoints.resolved_kernel(model, **_attends(control))
+
+
+def _attends(control: str) -> dict[str, Any]:
+    """What a control changes of all that chooses a kernel."""
+    return {"mask_kind": mask_kind(control), "consecutive": control != SHUFFLE}
+
+
+def _window(control: str) -> int | None:
+    name, _, value = control.partition("=")
+    return int(value) if name == WINDOW else None
+
+
 def put(model: Any, control: str) -> None:
     """Puts a loaded model under a control, and out of any other."""
-    name, _, value = control.partition("=")
-    window = int(value) if name == WINDOW else None
-    model.shuffles_positions = name == SHUFFLE
+    window = _window(control)
+    model.shuffles_positions = control == SHUFFLE
     if isinstance(model, PEStudyForCausalLM):
         model.controls.window, model.controls.positions_BS = window, None
     elif window is not None or hf_attention.installed(model) is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from pe_study import checkpoints, longrope, rope_scaling
+from pe_study import longrope, rope_scaling
 from pe_study.evaluators import controls, diagnostics, far_context, sharing, windows
 from pe_study.evaluators.cells import CellStore
 from pe_study.evaluators.jobs import DocumentSequence, Job
@@ -243,7 +243,7 @@ class Evaluation:
             **self.text.columns,
             "train_length": self.subject.train_length,
             "dtype": self.dtype(self.plan.cache),
-            "mask_kind": "causal",
+            "mask_kind": controls.mask_kind(cell.control),
             "rescale": cell.rescale,
             "factor": self.factor(cell.rescale, cell.length),
             "control": cell.control,
@@ -293,6 +293,6 @@ class Models:
             self._model = self._of = None
             self._model = self.subject.checkpoint.load(rescale, length, self.asked, sharing.device())
             self._of = (rescale, length)
-            self.kernel = checkpoints.resolved_kernel(self._model)
         controls.put(self._model, control)
+        self.kernel = controls.resolved_kernel(self._model, control)
         return self._model

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from pe_study.checkpoints import exact_cache_name
-from pe_study.evaluators.reading import QUANTISED_CHUNK, no_quantised_cache
+from pe_study.evaluators.reading import no_quantised_cache
 from pe_study.evaluators.scoring import model_device
+from pe_study.rows import QUANTISED_CHUNK
 
 CHUNK = 8192
 

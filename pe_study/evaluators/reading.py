@@ -10,7 +10,6 @@ from pe_study.errors import PlanError
 
 BATCH_TOKENS = 16384
 CACHES = ("full", "fp8")
-QUANTISED_CHUNK = 256  # inputs a pass: what lies further back is read from quantised keys and values
 
 
 @dataclass(frozen=True)

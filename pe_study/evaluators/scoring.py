@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from pe_study.checkpoints import exact_cache_name, vocabulary_size
 from pe_study.evaluators import controls, sliced_head
-from pe_study.evaluators.reading import QUANTISED_CHUNK, no_quantised_cache
+from pe_study.evaluators.reading import no_quantised_cache
+from pe_study.rows import QUANTISED_CHUNK
 
 MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 28}  # numbers held at once: 256 MiB, 1 GiB in float32
 SMALLEST_CHUNK = 64

@@ -12,28 +12,25 @@ Shape legend: B batch, H heads, T queries, S keys, K head width, C queries of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pe_study.kernels.scoring import LOG2_E, Segments, masked_value, merge
-
-_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The static part of one call. `offset` is the index of query 0 among the keys; `width` W of the band;
-    `reach` the first distance that no query sees (None: all are seen), which the biases hide."""
-
-    scale: float
-    offset: int
-    width: int
-    chunk: int
-    reach: int | None = None
+from pe_study.kernels.blocks import (
+    Layout,
+    Masks,
+    add_reduced,
+    band_of,
+    chunks,
+    diagonals,
+    far_backward,
+    far_forward,
+    near_backward,
+    near_forward,
+    near_scores,
+)
+from pe_study.kernels.scoring import Segments, merge
 
 
 def attend_in_chunks(
@@ -51,10 +48,22 @@ def attend_in_chunks(
     and query sizes may be 1, is added at distances 0..W-1 instead of it, and does.
     """
     k_flipped, v_flipped = _flip(k_BHSK, layout.width), _flip(v_BHSK, layout.width)
-    flipped = (
-        None if segments is None else Segments(segments.q_BT, _flip_segments(segments.k_BS, layout.width))
+    own, others = (None, None) if segments is None else segments
+    flipped = None if others is None else _flip_segments(others, layout.width)
+    return _ChunkedAttention.apply(
+        q_BHTK,
+        k_flipped,
+        v_flipped,
+        bias_HS,
+        band_BHTW,
+        own,
+        flipped,
+        layout.scale,
+        layout.offset,
+        layout.width,
+        layout.chunk,
+        layout.reach,
     )
-    return _ChunkedAttention.apply(q_BHTK, k_flipped, v_flipped, bias_HS, band_BHTW, flipped, layout)
 
 
 def _flip(x_BHSK: Tensor, width: int) -> Tensor:
@@ -68,102 +77,93 @@ def _flip_segments(k_BS: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(flipped, (0, width - 1), value=-1) if width > 1 else flipped
 
 
-class _Chunk(NamedTuple):
-    """Queries [start, stop); the slice of flipped keys that starts at the last query's own."""
-
-    start: int
-    stop: int
-    first_key: int
-    num_keys: int
-
-    @property
-    def queries(self) -> slice:
-        return slice(self.start, self.stop)
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-    def near(self, width: int) -> slice:
-        return slice(self.first_key, self.first_key + self.size + width - 1)
-
-    def far(self, width: int) -> slice:
-        return slice(self.first_key + width, self.first_key + self.num_keys)
-
-
-def _chunks(num_queries: int, num_keys: int, layout: Layout) -> list[_Chunk]:
-    chunks = []
-    for start in range(0, num_queries, layout.chunk):
-        stop = min(start + layout.chunk, num_queries)
-        last = layout.offset + stop - 1
-        seen = last + 1 if layout.reach is None else min(last + 1, stop - start - 1 + layout.reach)
-        chunks.append(_Chunk(start, stop, num_keys - 1 - last, seen))
-    return chunks
-
-
-class _Masks:
-    """The additive masks of a call, as views of vectors over the distances -(C-1) .. S-1."""
-
-    def __init__(self, bias_HS: Tensor, segments: Segments | None, layout: Layout) -> None:
-        self.layout, self.segments = layout, segments
-        self.hidden = masked_value(bias_HS.dtype)
-        heads = bias_HS.shape[0]
-        before = bias_HS.new_full((heads, layout.chunk - 1), self.hidden)
-        self.far_vector = torch.cat((before, bias_HS), dim=1)
-        self.far_vector[:, layout.chunk - 1 : layout.chunk - 1 + layout.width] = self.hidden
-        self.near_vector = torch.zeros(layout.chunk + layout.chunk + layout.width, dtype=bias_HS.dtype)
-        self.near_vector[: layout.chunk - 1] = self.hidden
-        self.near_vector[layout.chunk - 1 + layout.width :] = self.hidden
-
-    def far(self, chunk: _Chunk, batch: int) -> Tensor:
-        """(B, H or 1, C, keys of the far slice)."""
-        keys = chunk.far(self.layout.width)
-        num_keys = keys.stop - keys.start
-        heads = self.far_vector.shape[0]
-        skip = self.layout.chunk - chunk.size + self.layout.width
-        view = self.far_vector.as_strided(
-            (batch, heads, chunk.size, num_keys), (0, self.far_vector.stride(0), 1, 1), skip
-        )
-        return self._hide(view, chunk, keys)
-
-    def near(self, chunk: _Chunk) -> Tensor:
-        """(1 or B, 1, C, C + W - 1): zero inside the band, hidden outside and before the first key."""
-        keys = chunk.near(self.layout.width)
-        width = keys.stop - keys.start
-        view = self.near_vector.as_strided(
-            (1, 1, chunk.size, width), (0, 0, 1, 1), self.layout.chunk - chunk.size
-        )
-        if width > chunk.num_keys:
-            view = view.clone()
-            view[..., chunk.num_keys :] = self.hidden
-        return self._hide(view, chunk, keys)
-
-    def _hide(self, view: Tensor, chunk: _Chunk, keys: slice) -> Tensor:
-        if self.segments is None:
-            return view
-        same = self.segments.q_BT[:, None, chunk.queries, None] == self.segments.k_BS[:, None, None, keys]
-        return torch.where(same, view, self.hidden)
+@torch.library.custom_op("pe_study::chunked_attention", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias_HS: Tensor,
+    band: Tensor | None,
+    q_segments: Tensor | None,
+    k_segments: Tensor | None,
+    scale: float,
+    offset: int,
+    width: int,
+    chunk: int,
+    reach: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(out, logsumexp, logsumexp over ln 2). An operator of its own, as is the backward pass: torch.compile
+    keeps it whole, where it would unroll the chunks of one length and compile again for the next."""
+    layout = Layout(scale, offset, width, chunk, reach)
+    masks = Masks(bias_HS, _segments(q_segments, k_segments), layout)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = q.new_empty(q.shape[:3], dtype=bias_HS.dtype)
+    lse2 = torch.empty_like(lse)
+    for part in chunks(q.shape[2], bias_HS.shape[1], layout):
+        far = near = None
+        if part.num_keys > width:
+            far = far_forward(q, k, v, masks, part, layout)
+        if band is not None:
+            scores = near_scores(q, k, band, masks, part, layout)
+            near = near_forward(scores, v[:, :, part.near(width)])
+        rows = part.queries
+        out[:, :, rows], lse[:, :, rows], lse2[:, :, rows] = merge(far, near)
+    return out, lse, lse2
 
 
-def _diagonals(block_BHCN: Tensor, width: int) -> Tensor:
-    """The view (B,H,C,W) of a near block whose [..., i, d] is query i's key at distance d."""
-    batch, heads, size, columns = block_BHCN.shape
-    strides = (heads * size * columns, size * columns, columns - 1, 1)
-    return block_BHCN.as_strided((batch, heads, size, width), strides, block_BHCN.storage_offset() + size - 1)
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, bias_HS: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    lse = q.new_empty(q.shape[:3], dtype=bias_HS.dtype)
+    return torch.empty_like(q, memory_format=torch.contiguous_format), lse, torch.empty_like(lse)
 
 
-def _band_of(band_BHTW: Tensor, chunk: _Chunk) -> Tensor:
-    return band_BHTW if band_BHTW.shape[2] == 1 else band_BHTW[:, :, chunk.queries]
+@torch.library.custom_op("pe_study::chunked_attention_backward", mutates_args=())
+def _backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias_HS: Tensor,
+    band: Tensor | None,
+    q_segments: Tensor | None,
+    k_segments: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    lse2: Tensor,
+    scale: float,
+    offset: int,
+    width: int,
+    chunk: int,
+    reach: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v and the band (empty without one)."""
+    layout = Layout(scale, offset, width, chunk, reach)
+    masks = Masks(bias_HS, _segments(q_segments, k_segments), layout)
+    grads = (torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v))
+    grad_band = q.new_empty(0) if band is None else torch.zeros_like(band)
+    grad_out = grad_out.contiguous()
+    for part in chunks(q.shape[2], bias_HS.shape[1], layout):
+        if part.num_keys > width:
+            far_backward(grads, grad_out, (q, k, v, out, lse), masks, part, layout)
+        if band is not None:
+            scores = near_scores(q, k, band, masks, part, layout)
+            # No weight is above 1, whatever the rounding of a huge score.
+            weights = scores.sub_(lse2[:, :, part.queries, None]).clamp_(max=0).exp2_()
+            grad_scores = near_backward(grads, grad_out, (q, k, v, out), weights, part, layout)
+            add_reduced(band_of(grad_band, part), diagonals(grad_scores, width))
+    return *grads, grad_band
 
 
-def _near_scores(q: Tensor, k: Tensor, band: Tensor, masks: _Masks, chunk: _Chunk, layout: Layout) -> Tensor:
-    """(B,H,C,C + W - 1) scores over ln 2: weights are then powers of two, whose vector code has no slow path
-    where they underflow (MKL's exp takes 20 times as long there)."""
-    dtype = masks.near_vector.dtype
-    rows, keys = q[:, :, chunk.queries].to(dtype), k[:, :, chunk.near(layout.width)].to(dtype)
-    scores = torch.matmul(rows * (layout.scale * LOG2_E), keys.mT).add_(masks.near(chunk))
-    _diagonals(scores, layout.width).add_(_band_of(band, chunk), alpha=LOG2_E)
-    return scores
+@_backward.register_fake
+def _(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, bias_HS: Tensor, band: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_band = q.new_empty(0) if band is None else torch.zeros_like(band)
+    return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), grad_band
+
+
+def _segments(q_BT: Tensor | None, k_BS: Tensor | None) -> Segments | None:
+    return None if q_BT is None or k_BS is None else Segments(q_BT, k_BS)
 
 
 class _ChunkedAttention(torch.autograd.Function):
@@ -175,122 +175,20 @@ class _ChunkedAttention(torch.autograd.Function):
         v: Tensor,
         bias_HS: Tensor,
         band: Tensor | None,
-        segments: Segments | None,
-        layout: Layout,
+        q_segments: Tensor | None,
+        k_segments: Tensor | None,
+        *layout: Any,
     ) -> tuple[Tensor, Tensor]:
-        masks = _Masks(bias_HS, segments, layout)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        lse = q.new_empty(q.shape[:3], dtype=bias_HS.dtype)
-        lse2 = torch.empty_like(lse)
-        for chunk in _chunks(q.shape[2], bias_HS.shape[1], layout):
-            far = near = None
-            if chunk.num_keys > layout.width:
-                far = _far_forward(q, k, v, masks, chunk, layout)
-            if band is not None:
-                scores = _near_scores(q, k, band, masks, chunk, layout)
-                near = _near_forward(scores, v[:, :, chunk.near(layout.width)])
-            rows = chunk.queries
-            out[:, :, rows], lse[:, :, rows], lse2[:, :, rows] = merge(far, near)
-        ctx.save_for_backward(q, k, v, bias_HS, band, out, lse, lse2)
-        ctx.segments, ctx.layout = segments, layout
+        told = (q, k, v, bias_HS, band, q_segments, k_segments)
+        out, lse, lse2 = _forward(*told, *layout)
+        ctx.save_for_backward(*told, out, lse, lse2)
+        ctx.layout = layout
         ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias_HS, band, out, lse, lse2 = ctx.saved_tensors
-        layout, masks = ctx.layout, _Masks(bias_HS, ctx.segments, ctx.layout)
-        grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        grad_band = None if band is None else torch.zeros_like(band)
-        grads = (grad_q, grad_k, grad_v)
-        grad_out = grad_out.contiguous()
-        for chunk in _chunks(q.shape[2], bias_HS.shape[1], layout):
-            if chunk.num_keys > layout.width:
-                _far_backward(grads, grad_out, (q, k, v, out, lse), masks, chunk, layout)
-            if band is not None and grad_band is not None:
-                rows = chunk.queries
-                scores = _near_scores(q, k, band, masks, chunk, layout)
-                # No weight is above 1, whatever the rounding of a huge score.
-                weights = scores.sub_(lse2[:, :, rows, None]).clamp_(max=0).exp2_()
-                grad_scores = _near_backward(grads, grad_out, (q, k, v, out), weights, chunk, layout)
-                _add_reduced(_band_of(grad_band, chunk), _diagonals(grad_scores, layout.width))
-        return grad_q, grad_k, grad_v, None, grad_band, None, None
-
-
-def _near_forward(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores over ln 2 (overwritten) and the block's values -> its softmax-weighted mean, its logsumexp over
-    ln 2."""
-    top = scores.amax(-1, keepdim=True)
-    weights = scores.sub_(top).exp2_()
-    total = weights.sum(-1, keepdim=True)
-    return (weights.to(v.dtype) @ v).div_(total), total.log2().add_(top).squeeze(-1)
-
-
-def _far_forward(
-    q: Tensor, k: Tensor, v: Tensor, masks: _Masks, chunk: _Chunk, layout: Layout
-) -> tuple[Tensor, Tensor]:
-    keys = chunk.far(layout.width)
-    mask = masks.far(chunk, q.shape[0])
-    out, lse = _fused(
-        q[:, :, chunk.queries], k[:, :, keys], v[:, :, keys], 0.0, False, attn_mask=mask, scale=layout.scale
-    )
-    return out, lse
-
-
-def _far_backward(
-    grads: tuple[Tensor, ...],
-    grad_out: Tensor,
-    saved: tuple[Tensor, ...],
-    masks: _Masks,
-    chunk: _Chunk,
-    layout: Layout,
-) -> None:
-    grad_q, grad_k, grad_v = grads
-    q, k, v, out, lse = saved
-    rows, keys = chunk.queries, chunk.far(layout.width)
-    mask = masks.far(chunk, q.shape[0])
-    pieces = _fused_backward(
-        grad_out[:, :, rows],
-        q[:, :, rows],
-        k[:, :, keys],
-        v[:, :, keys],
-        out[:, :, rows],
-        lse[:, :, rows],
-        0.0,
-        False,
-        attn_mask=mask,
-        scale=layout.scale,
-    )
-    grad_q[:, :, rows] += pieces[0]
-    grad_k[:, :, keys] += pieces[1]
-    grad_v[:, :, keys] += pieces[2]
-
-
-def _near_backward(
-    grads: tuple[Tensor, ...],
-    grad_out: Tensor,
-    saved: tuple[Tensor, ...],
-    weights: Tensor,
-    chunk: _Chunk,
-    layout: Layout,
-) -> Tensor:
-    """Adds the near block's share to the gradients; returns that of its scores (B,H,C,C + W - 1)."""
-    grad_q, grad_k, grad_v = grads
-    q, k, v, out = saved
-    rows, keys = chunk.queries, chunk.near(layout.width)
-    grad_rows = grad_out[:, :, rows]
-    low = weights.to(v.dtype)
-    grad_v[:, :, keys] += low.mT @ grad_rows
-    inner = (grad_rows * out[:, :, rows]).sum(-1, keepdim=True, dtype=weights.dtype)
-    grad_scores = (grad_rows @ v[:, :, keys].mT).to(weights.dtype).sub_(inner).mul_(weights)
-    scaled = grad_scores.to(q.dtype) * layout.scale
-    grad_q[:, :, rows] += scaled @ k[:, :, keys]
-    grad_k[:, :, keys] += scaled.mT @ q[:, :, rows]
-    return grad_scores
-
-
-def _add_reduced(total: Tensor, addend: Tensor) -> None:
-    """total += addend, summed over the dimensions where total has size 1."""
-    dims = [i for i, size in enumerate(total.shape) if size == 1 and addend.shape[i] > 1]
-    total += addend.sum(dims, keepdim=True) if dims else addend
+        saved = ctx.saved_tensors  # read once, as checkpointing wants it
+        *grads, grad_band = _backward(grad_out, *saved, *ctx.layout)
+        return *grads, None, None if saved[4] is None else grad_band, *[None] * (2 + len(ctx.layout))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pe_study.errors import UsageError
-from pe_study.kernels.scoring import Result, Scoring, allowed
+from pe_study.kernels.scoring import Result, Scoring, allowed, same_width
 
 
 def flex(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring) -> Result:
@@ -109,6 +109,9 @@ def flash_attn_func() -> Any:
 def flash(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring) -> Result:
     """SDPA's FlashAttention backend and nothing else; with a bias of slopes, the package flash-attn. CUDA,
     half precision."""
+    if q_BHTK.shape[-1] != v_BGSK.shape[-1]:
+        out_BHTK, _ = flash(*same_width(q_BHTK, k_BGSK, v_BGSK), scoring)
+        return out_BHTK[..., : v_BGSK.shape[-1]], None
     slopes_H = scoring.encoding.distance_slopes(q_BHTK.device)
     if slopes_H is not None:
         return _flash_with_slopes(q_BHTK, k_BGSK, v_BGSK, scoring, slopes_H), None
@@ -118,13 +121,16 @@ def flash(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring) -> R
     num_queries, num_keys = q_BHTK.shape[2], k_BGSK.shape[2]
     # is_causal aligns the mask top-left, which would hide a cache (pytorch#108108)
     aligned = num_queries in (1, num_keys)
+    is_causal = False
+    if aligned and num_queries > 1:  # a branch, since torch.compile may not know the length
+        is_causal = True
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         out = F.scaled_dot_product_attention(
             q_BHTK,
             k_BGSK,
             v_BGSK,
             attn_mask=None if aligned else causal_lower_right(num_queries, num_keys),
-            is_causal=aligned and num_queries > 1,
+            is_causal=is_causal,
             scale=scoring.scale,
             enable_gqa=k_BGSK.shape[1] != q_BHTK.shape[1],
         )

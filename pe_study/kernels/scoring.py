@@ -146,6 +146,17 @@ def merge(
     return torch.lerp(near[0], far[0], share), lse, lse2
 
 
+def same_width(q_BHTE: Tensor, k_BGSE: Tensor, v_BGSK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """With zeros behind the narrower ones, which change no score: fused kernels want one width. The output
+    is that of v in its first K columns."""
+    width = max(q_BHTE.shape[-1], v_BGSK.shape[-1])
+    q, k, v = (
+        x if x.shape[-1] == width else torch.nn.functional.pad(x, (0, width - x.shape[-1]))
+        for x in (q_BHTE, k_BGSE, v_BGSK)
+    )
+    return q, k, v
+
+
 def repeat_heads(x_BGSK: Tensor, num_heads: int) -> Tensor:
     """(B,G,S,K) -> (B,H,S,K): each key head serves H / G query heads, as a view where torch can."""
     batch, groups, length, width = x_BGSK.shape

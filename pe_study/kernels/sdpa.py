@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pe_study.kernels.chunked import Layout, attend_in_chunks
+from pe_study.kernels.blocks import Layout
+from pe_study.kernels.chunked import attend_in_chunks
 from pe_study.kernels.eager import eager_in_chunks
-from pe_study.kernels.scoring import Result, Scoring, allowed, masked_value, repeat_heads
+from pe_study.kernels.scoring import Result, Scoring, allowed, masked_value, repeat_heads, same_width
 
 SHORT = 256
 """Up to this many keys a dense T x S block is small; past it, chunks."""
@@ -24,26 +25,33 @@ def sdpa(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scoring: Scoring) -> Re
     """torch's fused kernels. On a CPU biases come as strided views and bands, in chunks of queries."""
     encoding, mask, num_queries = scoring.encoding, scoring.mask, q_BHTK.shape[2]
     biased = encoding.has_distance_bias or encoding.has_query_bias or encoding.has_value_term
-    if (
+    plain = (
         not biased
         and mask.segments is None
         and mask.window is None
         and (mask.offset == 0 or num_queries == 1)
         and not _chunks_win(q_BHTK)
-    ):
-        grouped = k_BGSK.shape[1] != q_BHTK.shape[1]
-        out = F.scaled_dot_product_attention(
-            q_BHTK, k_BGSK, v_BGSK, is_causal=num_queries > 1, scale=scoring.scale, enable_gqa=grouped
-        )
-        return out, None
+    )
     wide = encoding.has_query_bias and (encoding.constant_beyond or WIDEST) >= WIDEST
-    if (
+    if not plain and (
         q_BHTK.device.type != "cpu"
         or encoding.has_value_term
         or wide
         or (biased and not scoring.at.consecutive)
     ):
         return eager_in_chunks(q_BHTK, k_BGSK, v_BGSK, scoring)
+    if q_BHTK.shape[-1] != v_BGSK.shape[-1]:
+        out_BHTK, lse_BHT = sdpa(*same_width(q_BHTK, k_BGSK, v_BGSK), scoring)
+        return out_BHTK[..., : v_BGSK.shape[-1]], lse_BHT
+    if plain:
+        grouped = k_BGSK.shape[1] != q_BHTK.shape[1]
+        is_causal = True
+        if num_queries == 1:  # a branch, since torch.compile may not know the length
+            is_causal = False
+        out = F.scaled_dot_product_attention(
+            q_BHTK, k_BGSK, v_BGSK, is_causal=is_causal, scale=scoring.scale, enable_gqa=grouped
+        )
+        return out, None
     num_heads = q_BHTK.shape[1]
     bias_HS, band_BHTW = _bias_and_band(scoring, k_BGSK.shape[2])
     width = 0 if band_BHTW is None else band_BHTW.shape[3]
@@ -123,13 +131,15 @@ def _bias_and_band(scoring: Scoring, num_keys: int) -> tuple[Tensor, Tensor | No
             return nothing, None
         learned = torch.is_grad_enabled() and any(p.requires_grad for p in encoding.parameters())
         width = num_keys if encoding.constant_beyond is None else min(encoding.constant_beyond, num_keys)
-        reach = width + 1 if learned else num_keys
+        beyond = encoding.constant_beyond is not None
+        reach = width + beyond if learned else num_keys
         bias_HR = encoding.distance_bias(torch.arange(reach, device=device))
         assert bias_HR is not None
         if not learned:
             return bias_HR.to(dtype), None
         # Softmax ignores a constant: what is constant beyond the band is subtracted inside it.
-        return nothing, (bias_HR[:, :width] - bias_HR[:, width:]).to(dtype)[None, :, None, :]
+        band_HW = bias_HR[:, :width] - bias_HR[:, width:] if beyond else bias_HR
+        return nothing, band_HW.to(dtype)[None, :, None, :]
 
 
 def _query_band(scoring: Scoring, width: int) -> Tensor:

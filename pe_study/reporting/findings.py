@@ -15,7 +15,7 @@ from pe_study.reporting.captions import counted, listed
 from pe_study.reporting.judging import ONE_TEXT, in_order, protocol_for
 from pe_study.reporting.outcomes import change_text, names, outcomes
 from pe_study.reporting.verdicts import Verdict
-from pe_study.rows import NO_CONTROL
+from pe_study.rows import NO_CONTROL, QUANTISED_CHUNK
 
 
 def findings(found: Sequence[Verdict], curves: pd.DataFrame) -> list[str]:
@@ -211,10 +211,17 @@ def _range(numbers: set[int]) -> str:
 
 
 def cache_sentence(costs: Sequence[Mapping[str, object]]) -> str | None:
-    """How much loss an 8-bit cache added, at most, over the plain cells that were also read without it."""
+    """How much loss an 8-bit cache added, at most, over the plain cells that were also read without it, those
+    left out whose windows are one pass: they read no quantised key."""
     costs = [cost for cost in costs if cost.get("control", NO_CONTROL) == NO_CONTROL]
     if not costs:
         return None
+    costs = [cost for cost in costs if int(str(cost.get("window", cost["length"]))) > QUANTISED_CHUNK]
+    if not costs:
+        return (
+            "What the 8-bit cache costs is not known, for no window was read through the cache: up to "
+            f"{QUANTISED_CHUNK} tokens are one pass."
+        )
     worst = max(costs, key=lambda cost: float(str(cost["difference"])))
     cells = "the one cell" if len(costs) == 1 else f"{len(costs)} cells"
     return (

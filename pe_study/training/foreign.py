@@ -153,6 +153,8 @@ class ForeignDecoder(nn.Module):
         device: torch.device | str | None = None,
         mask_kind: str = "causal",
         dtype: torch.dtype | None = None,
+        *,
+        consecutive: bool = True,
     ) -> str:
         """The name of its attention implementation, as transformers calls it."""
         return str(self.config._attn_implementation)
