@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from pe_study import encodings
+from pe_study import cli, encodings
 from pe_study.encodings import alibi, shaw, sinusoidal, t5
 from pe_study.encodings.base import At, Encoding
 from pe_study.encodings.learned import Learned
@@ -282,3 +285,113 @@ def test_t5_scalars_learn_faster_where_the_learning_rate_is_small() -> None:
     """clamp(15 / sum of lr, 1, 30)."""
     assert [build("t5").auto_lr_mult(total) for total in (0.1, 1.0, 100.0)] == [30.0, 15.0, 1.0]
     assert build("rope").auto_lr_mult(0.1) == 1.0
+
+
+HEAD = "from pe_study.encodings.base import Dimensions, Encoding\n"
+CLASS = "class {0}({1}):\n    pass\n"
+INIT = "    def __init__(self, dims: Dimensions, *, {0}) -> None:\n        super().__init__(dims)\n"
+OPTION = HEAD + "class Mine(Encoding):\n" + INIT
+TEXT_TYPES = "from __future__ import annotations\nimport torch\n"
+MISTAKES = {
+    "syntax": (
+        HEAD + "x = (1,\n",
+        r":2: SyntaxError: '\(' was never closed; mend the file",
+    ),
+    "characters": (b"x = '\xff'\n", r"SyntaxError: .*utf-8.*; mend the file"),
+    "module": (
+        "import no_such_thing\n",
+        r":1: ModuleNotFoundError: .*'no_such_thing'; install it or do without",
+    ),
+    "our module": ("import pe_study.encodings.bas\n", r":1: ModuleNotFoundError: .*\.bas'; mend the file"),
+    "name": (HEAD + "\nclass Mine(Other):\n    pass\n", r":3: NameError: name 'Other' is not defined; mend"),
+    "below": ("import math\ndef f(x):\n    math.sqrt(x)\n\nf(-1)\n", r":3: ValueError: .*; mend the file"),
+    "empty": (
+        "",
+        r"\.py: found no encoding; accepted: one class derived from pe_study\.encodings\.base\.Encoding",
+    ),
+    "imported": (
+        "from pe_study.encodings.rope import RoPE\n",
+        r"\.py: found no encoding; accepted: one class",
+    ),
+    "exit": ("raise SystemExit(0)\n", r":1: SystemExit: 0; mend the file"),
+    "two": (
+        HEAD + CLASS.format("Mine", "Encoding") + CLASS.format("Yours", "Encoding"),
+        r"\.py: found the encodings Mine and Yours; accepted: one a file",
+    ),
+    "no type": (OPTION.format("rate=3"), r"\.py: option rate of Mine has no type; .* `rate: int = 3`"),
+    "tensor": (
+        "from torch import Tensor\n" + OPTION.format("rate: Tensor | None = None"),
+        r"\.py: option rate of Mine has the type .*Tensor.* no recipe can give; .*`rate: float = 2\.0`",
+    ),
+    "text type": (
+        TEXT_TYPES + OPTION.format("rate: torch.Tenser = 2.0"),
+        r"\.py: option rate of Mine has the type torch\.Tenser, .* be read \(AttributeError: .*\); give",
+    ),
+    "no default": (
+        OPTION.format("rate: float"),
+        r"\.rate: mine needs it; give it here, or a default in .*/mine\.py$",
+    ),
+}
+
+RECIPE = """\
+name: tiny
+seeds: [0]
+encodings: [{0}]
+model: {{num_layers: 1, d_model: 16, num_heads: 2, num_kv_heads: 1, d_ff: 32, max_positions: 64}}
+train: {{length: 16, batch_tokens: 64, steps: 2, lr: 1e-3, warmup_steps: 1}}
+eval: {{name: short, lengths: [1x, 2x], num_documents: 2}}
+"""
+
+
+@pytest.fixture
+def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str | bytes], Path]]:
+    """Writes `mine.py` to a folder that the package also looks into; gone afterwards."""
+    folder = tmp_path / "encodings"
+    folder.mkdir()
+    monkeypatch.setattr(encodings, "__path__", [*encodings.__path__, str(folder)])
+
+    def write(text: str | bytes) -> Path:
+        file = folder / "mine.py"
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return file
+
+    yield write
+    sys.modules.pop(f"{encodings.__name__}.mine", None)
+    vars(encodings).pop("mine", None)
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_in_a_file_is_told_of_it_where_it_is_used(
+    kind: str, drop: Callable[[str | bytes], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and one line: place in the recipe, file, what is wrong, the remedy; others go on."""
+    text, said = MISTAKES[kind]
+    file, recipe = drop(text), tmp_path / "tiny.yaml"
+    recipe.write_text(RECIPE.format("nope, mine"), encoding="utf-8")
+    assert cli.main(["validate", str(recipe)]) == 2
+    refused = capsys.readouterr().err
+    assert refused.startswith(f"pe-study: {recipe}:3: encodings.1")
+    assert refused.count("\n") == 1
+    assert str(file) in refused
+    with pytest.raises(RecipeError, match=said):
+        encodings.validate_options("mine", {})
+    recipe.write_text(RECIPE.format("nope, rope"), encoding="utf-8")
+    assert cli.main(["validate", str(recipe)]) == 0
+    assert cli.main(["ls", "encodings"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"\n  {name} " in listed for name in NAMES)
+    assert "\n  mine" in listed
+    unreadable = kind in ("syntax", "characters")
+    assert ("cannot be used" in listed and str(file) in listed) == unreadable
+
+
+def test_a_parent_beside_its_encoding_is_none_itself(drop: Callable[[str | bytes], Path]) -> None:
+    """Nor is another name of the same class; `Dimensions` for the type checker alone does no harm."""
+    lazy = "from __future__ import annotations\nfrom typing import TYPE_CHECKING\n"
+    lazy += "from pe_study.encodings.base import Encoding\nif TYPE_CHECKING:\n    "
+    lazy += "from pe_study.encodings.base import Dimensions\n"
+    child = "class Mine(Parent):\n" + INIT.format("rate: float = 2.0")
+    drop(lazy + CLASS.format("Parent", "Encoding") + child + "Same = Mine\n")
+    assert encodings.find("mine").__name__ == "Mine"
+    assert encodings.options("mine") == {"rate": (float, 2.0)}
+    assert isinstance(build("mine", rate=3), Encoding)

@@ -40,12 +40,15 @@ TOKENIZERS = {
 
 
 def _encodings(root: Path) -> Iterable[tuple[str, str]]:
-    folder = Path(encodings.__file__).parent
-    return [(name, _first_line(folder / f"{name}.py")) for name in encodings.available()]
+    return [(name, _first_line(encodings.source(name))) for name in encodings.available()]
 
 
 def _first_line(module: Path) -> str:
-    text = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
+    """Of its docstring; of a file that Python cannot read, where and why."""
+    try:
+        text = ast.get_docstring(ast.parse(module.read_bytes(), str(module))) or ""
+    except (SyntaxError, ValueError, OSError) as error:
+        return f"cannot be used: {encodings.fault(module, error)}"
     return text.split("\n", 1)[0]
 
 
