@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "long_forward.py"
 
 
 def measure(name: str, length: int) -> dict[str, Any]:
-    command = [sys.executable, str(SCRIPT), "--one", name, "--lengths", str(length), "--repeats", "1"]
+    command = [sys.executable, str(SCRIPT), "--one", name, "--lengths", str(length), "--repeats", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
