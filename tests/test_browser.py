@@ -146,6 +146,7 @@ def test_the_page_works(page: Path, tmp_path: Path, width: int) -> None:
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_what_has_the_focus_does_not_lie_under_the_bar(tmp_path: Path) -> None:
     """Five protocols on a phone: the bar that stays is lower than what is kept free above a button."""
     rows = synthetic.rows(

@@ -131,6 +131,7 @@ def test_out_of_memory_on_one_process_halves_on_both(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # where memory is agreed on is the way that most runs take: tested above
 @pytest.mark.parametrize("fault", ["out_of_memory_while_exchanging", "out_of_memory_while_sharded"])
+@pytest.mark.slow
 def test_out_of_memory_that_cannot_be_agreed_on_ends_both(
     tmp_path: Path, fault: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,6 +76,7 @@ def quiet(recipe: Any, root: Path, only: dict[str, str], *, resume: str, stop: S
     return [only["run"]]
 
 
+@pytest.mark.slow
 def test_idle_processes_end_by_themselves_and_warn_in_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
