@@ -99,7 +99,7 @@ def test_a_stopped_run_repeats_the_whole_one_bit_for_bit(tmp_path: Path, num_pro
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("fault", ["bad_loss", "bad_gradient"])
+@pytest.mark.parametrize("fault", ["bad_loss", pytest.param("bad_gradient", marks=pytest.mark.slow)])
 def test_a_fault_on_one_process_stops_both_before_the_update(tmp_path: Path, fault: str) -> None:
     tiny_recipe(tmp_path, "train.snapshot_every=1")
     recipe = load(tmp_path / "tiny.yaml")

@@ -164,6 +164,7 @@ def test_a_line_that_was_due_is_written_once(tmp_path: Path, monkeypatch: pytest
     assert [row["step"] for row in runs.read_metrics(folder)] == list(range(1, 9))
 
 
+@pytest.mark.slow
 def test_processes_agree_on_memory_and_stops(tmp_path: Path) -> None:
     """One of two runs out of memory at more than two sequences, and is asked to stop at step 4."""
     tiny_recipe(tmp_path)
