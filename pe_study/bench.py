@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -129,7 +129,7 @@ def _measure(group: list[Workload], rounds: int) -> tuple[list[dict[str, Any]], 
 
     models = [build(workload) for workload in group]
     steps = [step_of(workload, model) for workload, model in zip(group, models, strict=True)]
-    with _compiling(len(group)):
+    with _compiling(len(group)) if any(workload.compiled for workload in group) else nullcontext():
         for step in steps:
             step()
     seconds: list[list[float]] = [[] for _ in group]
